@@ -1,32 +1,27 @@
 """
-RoPE: turn each pair of channels by an angle proportional to the token's position.
+RoPE: turn each pair of channels by an angle proportional to the token's position. Nothing is learned.
 
-    rho(m) = R(m theta_0) (+) ... (+) R(m theta_{d/2-1}),     theta_i = base^(-2i/d)          [1, sec. 3.2.2]
+    rho(m) = R(m theta_0) (+) ... (+) R(m theta_{d/2-1}),     theta_i = base^(-2i/d)         [1, sec. 3.2.2]
     R(a)   = [[cos a, -sin a], [sin a, cos a]]                on the pair (x_i, x_{i + d/2})
 
-rho(m) is orthogonal and rho(m)^T rho(n) = rho(n - m): a logit <rho(m) q, rho(n) k> sees only the offset n - m.
-Nothing is learned.
+rho(m) is orthogonal and rho(m)^T rho(n) = rho(n - m): a logit <rho(m) q, rho(n) k> sees only n - m.
 
-    x (..., H, L, d)     pos (L,) or (B, L), any real     theta (d/2,) or, a spectrum a head, (H, d/2), radians a token
+    x (..., H, L, d)    pos (L,) or (B, L), any real    theta (d/2,) or, one a head, (H, d/2), radians a token
 
-The paper pairs channels (2i, 2i + 1); here (i, i + d/2), as in GPT-NeoX and LLaMA: one fixed permutation apart
-(tests/test_rope.py writes it out), contiguous and so faster. Angles are made in float64 at every forward pass: no
-buffer that a cast to bfloat16 could round, no table that could go stale or end.
+The paper pairs channels (2i, 2i + 1); here (i, i + d/2), as in GPT-NeoX and LLaMA: a fixed permutation apart
+(tests/test_rope.py writes it out), contiguous and so faster. Angles are made in float64 at each forward pass:
+no buffer that a cast to bfloat16 could round, no table that could go stale or end.
 
 [1] Su et al. 2021, RoFormer, https://arxiv.org/abs/2104.09864
-
 $ python rope.py      the same logit from three far-apart places; figures/rope.png
 """
-import math
-
 import torch
-from torch import nn
 
 
 def frequencies(d, base=10_000.0, device=None):
-    """theta_i = base^(-2i/d), radians a token: (d/2,) float64 (float32 on MPS, which has no other) [1, sec. 3.2.2].
+    """theta_i = base^(-2i/d), radians a token [1, sec. 3.2.2]: (d/2,) float64, float32 on MPS.
     ValueError if d is not even and positive, or base not finite and above 1."""
-    if d < 2 or d % 2 or not 1 < base < math.inf:
+    if d < 2 or d % 2 or not 1 < base < torch.inf:
         raise ValueError(f"d = {d}, base = {base}: d must be even and positive, base finite and above 1")
     dtype = torch.float32 if device is not None and torch.device(device).type == "mps" else torch.float64
     return base ** -(torch.arange(0, d, 2, dtype=dtype, device=device) / d)
@@ -36,21 +31,21 @@ def rotate(x, cos, sin):
     """Turn the pairs (x_i, x_{i + d/2}) of x (..., L, d) by angles whose cos and sin (..., L, d/2) broadcast.
     Computed in float32 (float64 for such x), returned in x's dtype: attention never sees mixed dtypes."""
     cos, sin = (t.to(torch.promote_types(x.dtype, torch.float32)) for t in (cos, sin))
-    a, b = x.chunk(2, dim=-1)                                       # (..., L, d/2) each
+    a, b = x.chunk(2, dim=-1)                                   # (..., L, d/2) each
     return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1).to(x.dtype)
 
 
-class RoPE(nn.Module):
-    temperature = 1.0                                               # a factor on the logits
-
+class RoPE(torch.nn.Module):
+    temperature = 1.0                                           # a factor on the logits
     def __init__(self, d, base=10_000.0, theta=None):
-        """d: width of a head. theta: a fixed spectrum (d/2,) or (H, d/2), radians a token, in place of base's."""
+        """d: a head's width. theta: a fixed spectrum (d/2,) or (H, d/2) in place of the base's."""
         super().__init__()
         self.d, self.base = d, base
-        self.given = None if theta is None else torch.as_tensor(theta, dtype=torch.float64, device="cpu").tolist()
-        width = len(frequencies(d, base, "cpu")) if theta is None else torch.tensor(self.given).shape[-1]
-        if 2 * width != d:
-            raise ValueError(f"theta has {width} frequencies; d = {d} needs {d / 2:g}")
+        given = frequencies(d, base, "cpu") if theta is None else theta
+        given = torch.as_tensor(given, dtype=torch.float64, device="cpu")
+        if given.shape[-1] != d // 2 or given.ndim > 2 or not given.isfinite().all():
+            raise ValueError(f"theta {[*given.shape]}, not ({d // 2},) or (H, {d // 2}) finite frequencies")
+        self.given = None if theta is None else given.tolist()  # a list: nothing casts, saves or loses it
 
     def theta(self, device=None):
         """The frequencies, (d/2,) or (H, d/2) float64."""
@@ -60,33 +55,28 @@ class RoPE(nn.Module):
     def forward(self, pos):
         """pos (L,) or (B, L), any real dtype -> rho: x (..., H, L, d) -> the same shape and dtype."""
         theta = self.theta(pos.device)
-        theta = theta if theta.ndim == 1 else theta[:, None]        # (d/2,) or (H, 1, d/2)
-        pos = pos if pos.ndim == 1 else pos[:, None]                # (L,) or (B, 1, L): a place for the heads
-        angle = pos[..., None].to(theta.dtype) * theta              # (L, d/2), (H, L, d/2) or (B, 1 or H, L, d/2)
-        # Through one cat: a compiled graph then makes them once, and not again, in float64, at each of their uses.
+        theta = theta if theta.ndim == 1 else theta[:, None]    # (d/2,) or (H, 1, d/2)
+        pos = pos if pos.ndim == 1 else pos[:, None]            # (L,) or (B, 1, L): a place for the heads
+        angle = pos[..., None].to(theta.dtype) * theta          # (L, d/2), (H, L, d/2), (B, 1|H, L, d/2)
+        # One cat: a compiled graph then makes them once, and not again in float64 at each of their uses.
         cos, sin = torch.cat((angle.cos(), angle.sin())).chunk(2)
         return lambda x: rotate(x, cos, sin)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
+# -----------------------------------------------------------------------------------------------------------
 if __name__ == "__main__":
     import matplotlib.pyplot as plt
-    torch.manual_seed(0)
-    d, n, starts = 64, 1000, (0, 4096, 10**6)
-    pe, (q, k) = RoPE(d), torch.randn(2, d, dtype=torch.float64)
-    offset, theta = torch.arange(n + 1), pe.theta()
-    logit = [pe(m + offset)(k.expand(n + 1, d)) @ pe(torch.tensor([m]))(q[None])[0] for m in starts]
-
-    print("<rho(m) q, rho(m + offset) k>" + "".join(f"   m = {m:<9,}" for m in starts))
-    for r in (0, 1, 10, 100, 1000):
-        print(f"              offset {r:8}" + "".join(f"   {v[r]:13.9f}" for v in logit))
-    print(f"largest difference between the columns: {max((v - logit[0]).abs().max() for v in logit):.1e}")
-
+    q, k = torch.randn(2, 64, generator=torch.manual_seed(0)).double()
+    pe, starts, offset = RoPE(64), (0, 4096, 10**6), torch.arange(201)
+    logit = [pe(m + offset)(k.expand(201, 64)) @ pe(torch.tensor([m]))(q[None])[0] for m in starts]
+    print("offset  " + "".join(f"  seen from {m:>9,}" for m in starts))
+    for r in (0, 1, 10, 100, 200):
+        print(f"{r:6}  " + "".join(f"{v[r]:21.12f}" for v in logit))
     fig, (left, right) = plt.subplots(1, 2, figsize=(10, 3.4), layout="constrained")
-    for m, v, style in zip(starts, logit, ("-", "--", ":")):
-        left.plot(offset, v, style, lw=4 - starts.index(m), label=f"m = {m:,}")
-    left.set(xlabel="offset n - m, tokens", ylabel="logit of one fixed q, k", title="It sees the offset only")
-    left.legend(title="query's position")
-    right.semilogy(2 * math.pi / theta, ".-")
-    right.set(xlabel="pair i", ylabel="wavelength 2 pi / theta_i, tokens", title=f"The spectrum, d = {d}, base = 10,000")
+    for m, v, width in zip(starts, logit, (6, 3.5, 1)):
+        left.plot(offset, v, lw=width, label=f"seen from m = {m:,}")
+    left.set(xlabel="offset n - m, tokens", ylabel="logit of one fixed q, k", title="It sees only the offset")
+    left.legend(loc="upper right")
+    right.semilogy(2 * torch.pi / pe.theta(), ".-")
+    right.set(xlabel="pair i", ylabel="wavelength 2 pi / theta_i, tokens", title="The spectrum, d = 64")
     fig.savefig("figures/rope.png", dpi=120)

@@ -52,15 +52,6 @@ LEARNED = [name for name, (make, _) in ENCODINGS.items() if list(make().paramete
 every_encoding = pytest.mark.parametrize("name", ENCODINGS)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Tensors this small take ten times as long where threads wait for each other on a busy machine."""
-    n = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(n)
-
-
 def random(*shape, seed=0):
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 

@@ -218,7 +218,8 @@ def spectrum(path):
     if not str(path).endswith(".jsonl"):
         return load(path).pe.theta().detach()
     try:
-        return torch.tensor([v["theta"] for v in map(json.loads, open(path)) if "theta" in v][-1]).double()
+        thetas = [v["theta"] for v in map(json.loads, open(path)) if "theta" in v]
+        return torch.tensor(thetas[-1], dtype=torch.float64)
     except (OSError, ValueError, IndexError, TypeError):
         raise ValueError(f"{path} is no log of a run with a learned encoding: name its log.jsonl") from None
 
@@ -450,8 +451,9 @@ def main():
                           "by_position": [round(v, 4) for v in loss.tolist()]})
             if pe and hasattr(model.pe, "theta"):
                 lines[-1]["theta"] = model.pe.theta().tolist()
-            say(f"step {step:6}  train {train_loss or math.nan:7.4f}  val {nats:7.4f} nats a token, "
-                f"{bits or math.nan:6.4f} bits a byte  {rate:9,.0f} tokens/s  {seconds:6.0f} s")
+            say(f"step {step:5}  " + (f"train {train_loss:.4f}  " if since else "") + f"val {nats:.4f} nats "
+                + (f"a token, {bits:.4f} bits a byte" if bits else "a token")
+                + (f", {rate:,.0f} tokens/s, {seconds:.0f} s" if since else ""))
             keep(step)
             total, since, last = 0.0, 0, seconds
         if stop or done:
@@ -472,7 +474,7 @@ def main():
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         since, seconds = since + 1, seconds + time.time() - started
-        finite(total if since % 10 == 0 else 0)             # looking costs a GPU its head start
+        finite(total if since % 10 == 0 else 0)             # each look makes a GPU wait
         if since % (10 if terminal else 100) == 0:          # in place on a terminal, sparse in a file
             rate = since / (seconds - last)
             say(f"step {step + 1}/{args.steps}  loss {loss:.4f}  {rate * rows * args.L:,.0f} tokens/s  "
@@ -481,11 +483,11 @@ def main():
     if rank == 0:
         draw(lines, out / "loss.png")
         if done:
-            _, decode = tokenizer(info["tokenizer"])
             with autocast:
-                sample = generate(model, torch.tensor([[eot]], device=device), 300)
-            print(f"validation loss {nats:.4f} nats a token after {seconds:.0f} s; a sample:\n")
-            print(decode(sample[0].tolist()))
+                sample = generate(model, torch.tensor([[eot]], device=device), 300)[0].tolist()
+            with contextlib.suppress(ValueError):           # without GPT-2's vocabulary, its ids
+                sample = tokenizer(info["tokenizer"])[1](sample)
+            print(f"validation loss {nats:.4f} nats a token after {seconds:.0f} s; a sample:\n\n{sample}")
         else:
             print(f"stopped at step {step} and saved; --resume goes on")
     if world > 1:

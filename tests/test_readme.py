@@ -1,0 +1,48 @@
+"""
+The README: the files it names are there, and each command it shows runs, shortened to a few small steps.
+"""
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+TEXT = (ROOT / "README.md").read_text()
+COMMANDS = [line.split("#")[0].strip() for block in re.findall(r"```sh\n(.*?)```", TEXT, re.DOTALL)
+            for line in block.splitlines()]
+SMALL = "--steps 2 --heads 1 --L 64 --batch 2 --eval_windows 2 --no-compile".split()
+
+
+def test_files_named_are_there():
+    named = re.findall(r"\]\(((?!http)[^)]+)\)", TEXT) + re.findall(r"[\w./]+\.py", TEXT)
+    assert len(named) > 20 and not [name for name in named if not (ROOT / name).exists()]
+
+
+def test_what_it_shows_of_the_interface_is_the_code_of_the_gpt():
+    code = (ROOT / "train.py").read_text()
+    assert "rho = self.pe(" in code and "rho(q)" in code and "rho(k)" in code
+
+
+def test_commands_run(tmp_path):
+    (tmp_path / "figures").mkdir()
+    (tmp_path / "path").mkdir()
+    for part in ("train", "val"):
+        (tmp_path / "path" / f"x_{part}_1.bin").write_bytes(b"\1\0" * 1000)
+    ran = set()
+    for command in COMMANDS:
+        command = command.removeprefix("pip install -r requirements.txt && ").replace("'", "")
+        python, script, *flags = command.split()
+        assert python == "python"
+        if script == "-m":
+            assert flags == ["pytest"]
+            continue
+        if script == "train.py":
+            flags += SMALL + (["--out", "out/shards"] if "--data" in flags else [])
+        if "--lengths" in flags:
+            flags[-1] = "1,2"
+        words = [sys.executable, ROOT / script, *flags]
+        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, (command, done.stdout[-2000:], done.stderr[-2000:])
+        ran.add(script)
+    assert ran == {"train.py", "rope.py", "prope.py", "lerope.py", "scaling.py"}
+    assert len(list((tmp_path / "figures").iterdir())) >= 4

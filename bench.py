@@ -23,7 +23,7 @@ import time
 import torch
 
 from rope import RoPE, rotate
-from train import GPT, encodings, number
+from train import GPT, encodings, has_bf16, number
 
 
 def concatenate(x, cos, sin):
@@ -115,8 +115,7 @@ if __name__ == "__main__":
     ap.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True, help="torch.compile")
     args = ap.parse_args()
     H, B, L, device = args.heads, args.batch, args.L, args.device
-    units = [getattr(torch.cpu, f"_is_{unit}_supported", bool)() for unit in ("amx_tile", "avx512_bf16")]
-    dtype = args.dtype or ("fp32", "bf16")[any(units) if device == "cpu" else torch.cuda.is_bf16_supported()]
+    dtype = args.dtype or ("bf16" if has_bf16(device) else "fp32")
     torch.set_float32_matmul_precision("high")
 
     layers, D, n = args.layers or max(1, 3 * H // 4), 64 * H, 2048 if device == "cpu" else 8192

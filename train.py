@@ -224,6 +224,12 @@ def spectrum(path):
         raise ValueError(f"{path} is no log of a run with a learned encoding: name its log.jsonl") from None
 
 
+def has_bf16(device):
+    """Whether cuda, mps or cpu multiplies bf16 in hardware here."""
+    units = [getattr(torch.cpu, f"_is_{unit}_supported", bool)() for unit in ("amx_tile", "avx512_bf16")]
+    return any(units) if device == "cpu" else device == "cuda" and torch.cuda.is_bf16_supported()
+
+
 def draw(lines, path):
     from matplotlib.figure import Figure
     fig = Figure(figsize=(6, 3.4), layout="constrained")
@@ -290,9 +296,7 @@ def main():
     if world > 1:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     torch.set_float32_matmul_precision("high")
-    units = [getattr(torch.cpu, f"_is_{unit}_supported", bool)() for unit in ("amx_tile", "avx512_bf16")]
-    bf16 = any(units) if device.type == "cpu" else device.type == "cuda" and torch.cuda.is_bf16_supported()
-    bf16 = args.dtype == "bf16" if args.dtype else bf16
+    bf16 = args.dtype == "bf16" if args.dtype else has_bf16(device.type)
     compiled = args.compile
     if compiled and device.type == "cpu":
         try:
@@ -312,21 +316,21 @@ def main():
                      f"and a window of --L {args.L} needs one more than that: more text, or a smaller --L")
     if ckpt and ckpt["data"] != info:
         ap.error(f"--data {args.data}: it has changed since the run in {out} began; use another --out")
+    vocab, eot = tokenizers[info["tokenizer"]]
 
     # The model, made on the CPU, so that a seed means the same weights on every device.
-    vocab, eot = tokenizers[info["tokenizer"]]
-    config = {"vocab": vocab, "heads": args.heads, "layers": args.layers or max(1, 3 * args.heads // 4),
-              "d": 64, "pe": args.pe, "base": args.base, "p": args.p, "reverse": args.reverse, "theta": None,
-              "L": args.L, "tokenizer": info["tokenizer"]}
     try:
-        theta = spectrum(args.init_pe) if args.init_pe else None
-        other = read_checkpoint(args.init) if args.init else None
+        theta = spectrum(args.init_pe) if args.init_pe and not ckpt else None
+        other = read_checkpoint(args.init) if args.init and not ckpt else None
     except ValueError as e:
         ap.error(f"--init or --init_pe: {e}")
     if theta is not None and (theta.shape != (32,) or not (theta > 0).all()):
         ap.error(f"--init_pe {args.init_pe}: this needs 32 frequencies above 0, and it has {theta.tolist()}")
-    if args.pe == "rope" and theta is not None:
-        config["theta"] = theta.tolist()
+    fixed = theta.tolist() if theta is not None and args.pe == "rope" else None
+    config = ckpt["config"] if ckpt else {
+        "vocab": vocab, "heads": args.heads, "layers": args.layers or max(1, 3 * args.heads // 4), "d": 64,
+        "pe": args.pe, "base": args.base, "p": args.p, "reverse": args.reverse, "theta": fixed, "L": args.L,
+        "tokenizer": info["tokenizer"]}
     torch.manual_seed(args.seed)
     model = GPT(config)
     if other:
@@ -350,13 +354,12 @@ def main():
               {"params": [w for w in rest if w.ndim != 2], "peak": args.lr, "weight_decay": 0.0},
               {"params": pe, "peak": args.pe_lr, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW([g for g in groups if g["params"]], betas=(0.9, 0.999), fused=True)
-    first, seconds = 0, 0.0
+    first, seconds = (ckpt["step"], ckpt["seconds"]) if ckpt else (0, 0.0)
     lines = [{"config": config, "args": vars(args), "parameters": parameters, "data": info,
               "device": str(device), "bf16": bf16, "compiled": compiled, "torch": torch.__version__}]
     if ckpt:
         model.load_state_dict(ckpt["model"])
         optimizer.load_state_dict(ckpt["optimizer"])
-        first, seconds = ckpt["step"], ckpt["seconds"]
         with contextlib.suppress(OSError, ValueError):      # lines past the checkpoint will come again
             lines = [v for v in map(json.loads, open(out / "log.jsonl")) if v.get("step", -1) < first]
 

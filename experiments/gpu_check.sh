@@ -11,7 +11,7 @@ trap 'rm -rf "$runs"' EXIT
 export DEVICE=${DEVICE:-cuda} small=8 L=1024 batch=16
 large=12 steps=300 rounds=20 out=experiments/gpu_check.txt
 if [ "$DEVICE" = cpu ]; then small=1 L=32 batch=2 large=2 steps=20 rounds=2 out=$runs/out.txt; fi
-python -c "import sys, torch; sys.exit(not getattr(torch, '$DEVICE').is_available())" || {
+python -c "import sys, torch; sys.exit(not getattr(torch, '$DEVICE').is_available())" 2> /dev/null || {
     echo "torch finds no $DEVICE here; DEVICE=cpu tries the script without a GPU" >&2; exit 2; }
 encodings=$(python -c "import train; print(*train.encodings)")
 limit() { timeout $((SECONDS < 465 ? 470 - SECONDS : 5)) "$@"; }           # what is left of the 8 minutes
@@ -52,8 +52,9 @@ run() {                                             # encoding, heads: training,
 
 report() {                                          # encoding, heads: what that file says
     local log=$runs/$1-$2.txt noise='\[__(graph_breaks|recompiles)\]'
-    local found; found=$(grep -acE "$noise" "$log")
-    echo "$1, $2 heads: $found graph breaks and recompiles: $([ "$found" = 0 ] && echo ok || echo FAILED)"
+    local found verdict=FAILED; found=$(grep -acE "$noise" "$log")
+    [ "$found" = 0 ] && verdict=ok
+    echo "$1, $2 heads: $found lines on graph breaks or recompiles: $verdict"
     grep -aE '^step .* val ' "$log" || echo "FAILED: no evaluation"
     grep -aE -A 8 "$noise" "$log" | head -n 40
     if grep -aq '^FAILED' "$log"; then tail -n 20 "$log"; fi
@@ -107,7 +108,7 @@ everything() {
     for pe in rope lerope; do report $pe $large; done
     echo; bench $small || echo "FAILED: bench.py"
     echo; rotation || echo "FAILED: the cost of rho"
-    echo; bench $large || echo "left out or FAILED: bench.py --heads $large"
+    echo; bench $large || echo "FAILED: bench.py --heads $large, or the time was up"
     echo; echo "$SECONDS s"
 }
 

@@ -265,7 +265,7 @@ if __name__ == "__main__":
         Q = torch.matrix_exp(t * skew(other.a.double()))
         G = torch.stack((axial[0], Q @ axial[1] @ Q.T))
         error, norm = relativity_error(G), commutator_norm(G)
-        print(f"t = {t:<6} commutator norm {norm:.6f}, relativity error {error:.6f}: {error / norm:.3f} of it")
+        print(f"t = {t:<6} commutator {norm:.6f}, relativity error {error:.6f}: {error / norm:.3f} of it")
     q, k, x, y = torch.randn(4, d).double()
     q, k, Q = turn(x[:2], axial) @ q, turn(y[:2], axial) @ k, other.Q()
     print(f"Q after the rotation changes a logit of {q @ k:.3f} by {abs((Q @ q) @ (Q @ k) - q @ k):.0e}")
@@ -273,7 +273,7 @@ if __name__ == "__main__":
     # One query and key, equally strong in all axial planes: their logit from two places, by the offset.
     q = torch.randint(2, (d,)).double() * 2 - 1
     offset = torch.stack(torch.meshgrid(*[torch.linspace(-16, 16, 65)] * 2, indexing="ij"), -1).double()
-    fig, axes = plt.subplots(2, 8, figsize=(17, 5), sharex=True, sharey=True, layout="constrained")
+    fig, axes = plt.subplots(2, 8, figsize=(17, 4.5), sharex=True, sharey=True, layout="constrained")
     for (name, G), column in zip(encodings.items(), axes.T):
         for x, ax in zip(torch.tensor([[0, 0], [9, 14]]).double(), column):
             logit = turn(x + offset, G) @ q @ (turn(x, G) @ q) / d                      # (65, 65)

@@ -8,9 +8,8 @@ rho(m) is orthogonal and rho(m)^T rho(n) = rho(n - m): a logit <rho(m) q, rho(n)
 
     x (..., H, L, d)    pos (L,) or (B, L), any real    theta (d/2,) or, one a head, (H, d/2), radians a token
 
-The paper pairs channels (2i, 2i + 1); here (i, i + d/2), as in GPT-NeoX and LLaMA: a fixed permutation apart
-(tests/test_rope.py writes it out), contiguous and so faster. Angles are made in float64 at each forward pass:
-no buffer that a cast to bfloat16 could round, no table that could go stale or end.
+The paper pairs (2i, 2i + 1); (i, i + d/2), as in GPT-NeoX and LLaMA, is a fixed permutation away (written out
+in tests/test_rope.py) and faster. Angles are float64, new at each forward pass: no table to round or age.
 
 [1] Su et al. 2021, RoFormer, https://arxiv.org/abs/2104.09864
 $ python rope.py      the same logit from three far-apart places; figures/rope.png
@@ -28,8 +27,7 @@ def frequencies(d, base=10_000.0, device=None):
 
 
 def rotate(x, cos, sin):
-    """Turn the pairs (x_i, x_{i + d/2}) of x (..., L, d) by angles whose cos and sin (..., L, d/2) broadcast.
-    Computed in float32 (float64 for such x), returned in x's dtype: attention never sees mixed dtypes."""
+    """Turn the pairs of x (..., L, d); cos, sin (..., L, d/2). In float32 or wider, then back in x's dtype."""
     cos, sin = (t.to(torch.promote_types(x.dtype, torch.float32)) for t in (cos, sin))
     a, b = x.chunk(2, dim=-1)                                   # (..., L, d/2) each
     return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1).to(x.dtype)

@@ -334,9 +334,8 @@ def main():
     torch.manual_seed(args.seed)
     model = GPT(config)
     if other:
-        for key in ("vocab", "heads", "layers", "d"):
-            if other["config"][key] != config[key]:
-                ap.error(f"--init {args.init}: its {key} is {other['config'][key]}, here it is {config[key]}")
+        for key in (k for k in ("vocab", "heads", "layers", "d") if other["config"][k] != config[k]):
+            ap.error(f"--init {args.init}: its {key} is {other['config'][key]}, here it is {config[key]}")
         same = other["config"]["pe"] == args.pe
         weights = {name: w for name, w in other["model"].items() if same or not name.startswith("pe.")}
         model.load_state_dict(weights, strict=same)

@@ -156,9 +156,13 @@ def test_a_rope_model_goes_on_as_p_rope(run):
     run("--pe", "rope", "--steps", 5, out="rope")
     val = run("--pe", "prope", "--p", 1, "--init", "rope", "--steps", 1, "--lr", 1e-9, out="p-rope")[1]["val"]
     assert val == pytest.approx(log("rope")[-1]["val"], abs=1e-6)
+
+
+def test_init_takes_the_encoding_too_where_it_is_the_same(run, refused):
     run("--pe", "lerope", "--steps", 5, "--pe_lr", 0.1, out="lerope")
     run("--pe", "lerope", "--init", "lerope", "--steps", 1, "--pe_lr", 1e-9, out="on")
     assert torch.allclose(weights("on")["pe.alpha"], weights("lerope")["pe.alpha"], rtol=0, atol=1e-6)
+    assert "heads" in refused("--pe", "lerope", "--init", "lerope", "--heads", 2, out="wider")
 
 
 # ------------------------------------------------------------------------------------------------- going on

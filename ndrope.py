@@ -6,8 +6,8 @@ ND-RoPE: rotary encodings of positions x in R^N from generators that commute, in
                                             and w_j in R^N says how fast each axis turns plane j
 
     relativity      R_x^T R_y = R_(y-x)      if and only if the B_i commute
-    reversibility   R_x = R_y only if x = y. Near every x: if and only if the w_j span R^N, so N <= d/2.
-                                             On all R^N: if no x but 0 has every <w_j, x> in 2 pi Z
+    reversibility   R_x = R_y only if x = y: near every x if and only if the w_j span R^N, so N <= d/2;
+                                             on all R^N if and only if no x but 0 has all <w_j, x> in 2 pi Z
 
 R_x is orthogonal, and only R_x^T R_y reaches a logit, so rho needs R_x up to an orthogonal map on its left:
 
@@ -121,7 +121,8 @@ class NDRoPE(RoPE):
         """pos as in the header, any real dtype -> rho: x (..., H, L, d) -> the same shape and dtype."""
         pos = pos[..., None] if self.ndim == 1 else pos
         if pos.ndim not in (2, 3) or pos.shape[-1] != self.ndim:
-            raise ValueError(f"pos {[*pos.shape]}: must be (L, {self.ndim}) or (B, L, {self.ndim})")
+            raise ValueError(f"pos {[*pos.shape]}: must be (L, N) or (B, L, N) of N = {self.ndim} axes; for "
+                             "one axis it is given as (L,) or (B, L)")
         w = self.theta(pos.device).view(self.ndim, -1)
         pos = pos if pos.ndim == 2 else pos[:, None]            # (L, N), (B, 1, L, N): a place for the heads
         angle = (pos[..., None].to(w.dtype) * w).sum(-2)        # (L, d/2) or (B, 1, L, d/2)
@@ -141,12 +142,11 @@ def fold(model):
     """A GPT with a basis -> one with the same logits and none: Q^T W_q, Q^T W_k. The RMS of q and k is theirs
     in any basis, and the norm has one gain a head, so this is exact."""
     model = copy.deepcopy(model)
-    Q = model.pe.Q(model.pe.theta(model.blocks[0].qkv.weight.device))
+    Q = model.pe.Q(model.pe.theta("cpu"))
     if Q is not None:
         for block in model.blocks:
-            qk = block.qkv.weight.chunk(3)[:2]                  # (D, D) each
-            for W in qk:
-                W.copy_((Q.T @ W.to(Q).unflatten(0, (block.H, -1))).flatten(0, 1))      # (H, d, D)
+            for W in block.qkv.weight.chunk(3)[:2]:             # W_q, W_k: (D, D)
+                W.copy_((Q.T @ W.to(Q).unflatten(0, (block.H, -1))).flatten(0, 1))      # by heads, (H, d, D)
         model.pe.a, model.pe.basis = None, "identity"
         model.config = {**model.config, "basis": "identity"}
     return model
@@ -203,7 +203,7 @@ def recover(R, G):
     Right inside the box where every |<w_j, x>| < pi; further out an angle is known up to 2 pi only.
     ValueError if G does not commute or is dependent, or if R is not orthogonal or not an R_x of that box."""
     G, R = G.to(torch.float64), R.to(G.device, torch.float64)
-    if commutator_norm(G) > 1e-9 * G.norm()**2 or independence(G) <= 1e-9 * G.norm().item():
+    if commutator_norm(G) > 1e-6 * G.norm()**2 or independence(G) <= 1e-6 * G.norm():
         raise ValueError("the generators must commute and be independent: else R_x does not determine x")
     if R.shape != G[0].shape or not (R.T @ R - torch.eye(len(R)).to(R)).norm() < 1e-5:
         raise ValueError(f"R {[*R.shape]} is not an orthogonal {[*G[0].shape]} matrix, as every R_x is")

@@ -135,7 +135,7 @@ def test_reversibility_inside_the_box(arm):
         close(recover(R, G), torch.from_numpy(x), 1e-6)
 
 
-@pytest.mark.parametrize("shape", ((2, 5), (3, 5)))             # B == H: a batch taken for the heads is silent
+@pytest.mark.parametrize("shape", ((2, 5), (3, 5)))             # B == H: an axis taken for another is silent
 @every_arm
 def test_positions_of_each_row(arm, shape):
     pe = encoding(arm)
@@ -163,7 +163,7 @@ def test_one_axis_is_rope_to_the_bit():
 def test_uneven_bands_share_one_spectrum():
     """d/2 = 5 planes: three bands for the first of two axes and two for the last, which lacks the slowest."""
     w, s = NDRoPE(10, 2, base=1000.0).theta(), [1, 0.1, 0.01]
-    close(w, torch.tensor([[s[0], 0, s[1], 0, s[2]], [0, s[0], 0, s[1], 0]]).double(), 1e-15)
+    close(w, torch.tensor([[s[0], 0, s[1], 0, s[2]], [0, s[0], 0, s[1], 0]], dtype=w.dtype), 1e-15)
     assert [int((row != 0).sum()) for row in NDRoPE(64, 3).theta()] == [11, 11, 10]
 
 
@@ -179,18 +179,18 @@ def test_mixed_starts_isotropic_on_the_half_sphere():
 
 def test_rows_and_columns_of_a_grid_that_is_not_square():
     """3 x 5 cells, flattened row by row: axis 0 is the row, and a transposed pos is another encoding."""
-    pe = encoding((2, "axial", "cayley"))
-    cells = [(r, c) for r in range(3) for c in range(5)]
-    pos, (q, k), G = torch.tensor(cells), random(2, 1, 1, d), by_loops(pe)
-    rho = pe(pos)
-    actual = (rho(q.expand(1, 15, d)) @ rho(k.expand(1, 15, d)).mT)[0]
+    pe, (q, k) = encoding((2, "axial", "cayley")), random(2, d)
+    cells, G = list(itertools.product(range(3), range(5))), by_loops(pe)
+
+    def logits(pos):
+        rho = pe(pos)
+        return (rho(q.expand(1, 15, d)) @ rho(k.expand(1, 15, d)).mT)[0]
+    actual = logits(torch.tensor(cells))
     for (m, (r, c)), (n, (s, t)) in itertools.product(enumerate(cells), repeat=2):
-        close(actual[m, n], (q @ torch.matrix_exp((s - r) * G[0] + (t - c) * G[1]) @ k.mT)[0, 0], 1e-11)
-    other = pe(pos.flip(-1))
-    assert (other(q.expand(1, 15, d)) @ other(k.expand(1, 15, d)).mT - actual).abs().max() > 0.1
-    # Eight to the right, from two rows; the same step along the flattened index is another one.
-    close(actual[0, 3], actual[5, 8], 1e-12)
-    assert (actual[0, 3] - actual[3, 6]).abs() > 1e-2
+        close(actual[m, n], q @ torch.matrix_exp((s - r) * G[0] + (t - c) * G[1]) @ k, 1e-11)
+    assert (logits(torch.tensor(cells).flip(-1)) - actual).abs().max() > 0.1
+    close(actual[0, 3], actual[5, 8], 1e-12)                    # three to the right, from two rows
+    assert (actual[0, 3] - actual[3, 6]).abs() > 1e-2           # three on in the flattened index
 
 
 # ---------------------------------------------------------------------------------- shapes, dtypes, precision
@@ -241,12 +241,11 @@ def test_compiles_into_one_graph(basis):
 @every_arm
 def test_state_gradients_at_the_start_and_against_differences(arm):
     start, moved = encoding(arm, moved=0), encoding(arm).double()
-    learned = {"v"} * (arm[1] == "mixed") if False else {n for n, on in (("v", arm[1] == "mixed"),
-                                                                         ("a", arm[2] != "identity")) if on}
-    assert set(start.state_dict()) == learned and not list(start.buffers())
+    learned = ["v"] * (arm[1] == "mixed") + ["a"] * (arm[2] != "identity")
+    assert list(start.state_dict()) == learned and not list(start.buffers())
     (q, k), weight = random(2, H, L, d), random(H, L, L, seed=1)
     pos = positions(start, L) % 7
-    for pe in (start, moved) * bool(learned):
+    for pe in (start, moved) if learned else ():
         rho = pe(pos)
         (rho(q) @ rho(k).mT * weight).sum().backward()
         assert all(w.grad.isfinite().all() and w.grad.any() for w in pe.parameters())
@@ -303,6 +302,7 @@ def test_a_basis_stays_orthogonal_in_training(basis):
 # ---------------------------------------------------------------------------------------------------- the GPT
 IDX = torch.randint(17, (B, 6), generator=torch.Generator().manual_seed(0))
 GRID = torch.tensor([[r, c] for r in range(2) for c in range(3)])
+POS = {1: torch.arange(6), 2: GRID, 3: torch.cat((GRID, GRID[:, :1] * GRID[:, 1:]), dim=-1)}
 
 
 def gpt(pe):
@@ -315,18 +315,15 @@ def gpt(pe):
 
 
 @torch.no_grad()
-def run(model, pos=GRID):
+def run(model, pos):
     return model(IDX, pos=pos)[0]
 
 
-@pytest.mark.parametrize("arm", [arm for arm in ARMS if arm[0] == 2], ids="-".join)if False else every_arm
+@every_arm
 def test_a_gpt_sees_offsets_only(arm):
-    model, pos = gpt(encoding(arm)), GRID if arm[0] == 2 else torch.arange(6)
-    if arm[0] == 3:
-        pos = torch.cat((GRID, GRID[:, :1] * GRID[:, 1:]), dim=-1)
-    expected = run(model, pos)
-    shift = torch.tensor([1000, -70, 31][:arm[0]])
-    close(run(model, pos + (shift if arm[0] > 1 else 1000)), expected, 1e-10)
+    model, pos = gpt(encoding(arm)), POS[arm[0]]
+    expected, shift = run(model, pos), torch.tensor([1000, -70, 31])
+    close(run(model, pos + shift[:arm[0]]), expected, 1e-10)
     assert (run(model, 2 * pos) - expected).abs().amax((0, 2))[1:].min() > 1e-4
     if arm[0] > 1:
         assert (run(model, pos.flip(-1)) - expected).abs().max() > 1e-3
@@ -334,7 +331,7 @@ def test_a_gpt_sees_offsets_only(arm):
 
 @every_arm
 def test_fold(arm):
-    pos = GRID if arm[0] == 2 else torch.arange(6) if arm[0] == 1 else torch.cat((GRID, GRID[:, :1]), dim=-1)
+    pos = POS[arm[0]]
     for dtype, atol in ((torch.float64, 1e-12), (torch.float32, 1e-5)):
         model = gpt(encoding(arm)).to(dtype)
         weights, expected = copy.deepcopy(model.state_dict()), run(model, pos)
@@ -352,6 +349,7 @@ def test_fold(arm):
 @every_basis
 def test_scalings_of_one_axis_are_those_of_rope(basis):
     x = random(2, H, 40, d)
+    pos = torch.arange(40)
     for method in METHODS:
         kw = {"factors": [1.5] * (d // 2)} if method == "longrope" else \
              {"ramp": "index", "base": BASE} if method == "yarn" else {}
@@ -359,12 +357,12 @@ def test_scalings_of_one_axis_are_those_of_rope(basis):
         ours, ropes = extend(pe, method, 4, 16, **kw), extend(RoPE(d, BASE), method, 4, 16, **kw)
         assert torch.equal(ours.theta(), ropes.theta()) and ours.temperature == ropes.temperature
         Q = basis_by_loops(pe)
-        (q, k), (rq, rk) = [rho(x) for rho in (ours(torch.arange(40)),)][0], ropes(torch.arange(40))(x @ Q)
-        close(q @ k.mT, rq @ rk.mT, 1e-11)
-        q0, k0 = pe(torch.arange(40))(x)
-        assert (q @ k.mT - q0 @ k0.mT).abs().max() > 1e-2       # applied, not only parsed
+        logits, expected, short = [q @ k.mT for q, k in (ours(pos)(x), ropes(pos)(x @ Q), pe(pos)(x))]
+        close(logits, expected, 1e-11)
+        assert (logits - short).abs().max() > 1e-2              # applied, not only parsed
         pe.a.data += 0.1                                        # on the same Parameters
-        assert not torch.equal(ours(torch.arange(40))(x)[0], q)
+        q, k = ours(pos)(x)
+        assert (q @ k.mT - logits).abs().max() > 1e-2
 
 
 # --------------------------------------------------------------------------------------------- the instruments
@@ -421,9 +419,8 @@ def test_so4_and_so6_written_out():
         close(recover(turn(x, G), G), x, 1e-12)
     R = turn(torch.tensor([0.25, 0.5]).double(), so6)
     for plane, angle in enumerate((0.25, 0.5, 0.75)):
-        c, s = math.cos(angle), math.sin(angle)
-        block = slice(2 * plane, 2 * plane + 2)
-        close(R[block, block], torch.tensor([[c, -s], [s, c]]).double(), 1e-14)
+        c, s, block = math.cos(angle), math.sin(angle), slice(2 * plane, 2 * plane + 2)
+        close(R[block, block], torch.tensor([[c, -s], [s, c]], dtype=R.dtype), 1e-14)
     halves = [0, 2, 4, 1, 3, 5]                                 # the same planes, channels i and i + d/2
     w = torch.tensor([[1, 0, 1], [0, 1, 1]]).double()
     assert torch.equal(so6[:, halves][:, :, halves], commuting(w))
@@ -473,7 +470,8 @@ def test_margins_that_are_known():
     to 2 pi k. Two planes hold the nearest approach of an integer to 2 pi k, 44 to 14 pi if the grid has it."""
     grid = (32, 32)
     one = commuting(torch.tensor([[1], [2]]).double().sqrt())
-    least = min(abs(2 * math.sin((x + y * 2**0.5) / 2)) for x in range(-31, 32) for y in range(-31, 32) if x or y)
+    offsets = itertools.product(range(-31, 32), repeat=2)
+    least = min(abs(2 * math.sin((x + y * 2**0.5) / 2)) for x, y in offsets if x or y)
     assert injectivity_margin(one, grid) == pytest.approx(least, rel=1e-6) and 5.5e-4 < least < 6.5e-4
     two = commuting(torch.eye(2).double())
     assert injectivity_margin(two, grid) == pytest.approx(abs(2 * math.sin(25 / 2)), rel=1e-9)

@@ -1,0 +1,233 @@
+"""
+tasks.py: the synthetic tasks of the APE paper [1]: read a sequence or a tree, write another one.
+
+    copy, repeat, reverse             x -> x, x x, x backwards
+    tree-copy                         x -> x
+    rotate    (r (p a b) c)           -> (p go(a) (r go(b) go(c))), go being rotate itself; a tree whose left
+                                      child is a leaf stays as it is
+    c3        leaves 1, 2, 3          -> one step of reduction in the cyclic group of order 3, with unit 1:
+                                      every (f leaf leaf) becomes the product
+    op        (code pointer tree)     -> extract: the subtree whose root the pointer names; swap: it, with its
+                                      two children exchanged; cut: the tree, that subtree now a leaf with
+                                      the pointer's symbol; keep: the tree
+
+A source is breadth-first, always; the target of a tree task is breadth-first (rotate-b) or depth-first
+(rotate-d), and both have the same trees. A random tree of a depth has one child of depth - 1, the other of a
+uniform smaller one, on random sides; a leaf's depth is 1. In op no symbol occurs twice in a tree.
+
+The paper has an encoder and a decoder. Here both are one causal sequence, source then target, for the GPT of
+train.py: symbols are 1 ... S in the source and S + 1 ... 2 S in the target, 0 is padding, and positions start
+again at the target, or are each node's own path. Nothing separates the two: the target's first token is given
+and is the boundary (only copy has an SOS, and an EOS to predict). Those after it are predicted, each from the
+tokens before it; targets are -1 everywhere else, which the GPT's loss leaves out. So exp(loss) on a held-out
+set is the teacher-forced perplexity of the target after its given token.
+
+    idx, targets, pos = task("rotate-d", 6000, seed=0)          then GPT(idx, targets, pos), rows of them
+    task("rotate-d", 2000, seed=0, held_out=True)               shares no source with any training set
+    idx, targets (n, T)    pos (n, T), or with paths=True (n, T, depth): 0 left, 1 right, -1 past the end
+
+Whether a source is held out, a quarter of all are, depends on its hash alone: not on the seed, not on n.
+Chosen here: op's pointers name inner nodes, and its codes are symbols of their own, never a leaf's.
+
+[1] Kogkalidis et al. 2024, Algebraic Positional Encodings, https://arxiv.org/abs/2312.16045
+$ python tasks.py            a sample of every task
+$ python tasks.py rotate     a few of one, and a row as the GPT reads it
+"""
+import argparse
+import hashlib
+
+import numpy as np
+import torch
+
+SEQUENCES, TREES = ("copy", "repeat", "reverse"), ("tree-copy", "rotate", "c3", "op")
+names = SEQUENCES + tuple(f"{tree}-{order}" for tree in TREES for order in "bd")
+SYMBOLS = {                     # leaves (or what a sequence is made of), operators, and others, in this order
+    "copy": (20, 0, ["SOS", "EOS"]), "repeat": (19, 0, []), "reverse": (19, 0, []), "tree-copy": (10, 10, []),
+    "rotate": (10, 10, []), "c3": (3, 1, []), "op": (64, 60, ["extract", "swap", "cut", "keep"])}
+
+
+def parts(name):
+    """rotate-d -> rotate, d; copy -> copy, ''. ValueError for what is no task."""
+    if name not in names:
+        raise ValueError(f"{name} is no task; name one of {', '.join(names)}")
+    return (name, "") if name in SEQUENCES else tuple(name.rsplit("-", 1))
+
+
+def words(kind):
+    """How the symbols 0 ... S of copy, rotate, ... are printed: leaves 1 2 3, operators f1 f2 f3."""
+    leaves, operators, others = SYMBOLS[kind]
+    return ["_"] + [f"{i + 1}" for i in range(leaves)] + [f"f{i + 1}" for i in range(operators)] + others
+
+
+def vocabulary(name):
+    """The number of token ids of a task: padding, the source's S symbols, the target's S."""
+    return 2 * len(words(parts(name)[0])) - 1
+
+
+# -----------------------------------------------------------------------------------------------------------
+# trees: a leaf is its symbol, an inner node is (symbol, left, right)
+
+def depth_first(tree, path=()):
+    """[(symbol, path)], each node before its children; the root's path is (), then 0 is left and 1 right."""
+    if isinstance(tree, int):
+        return [(tree, path)]
+    symbol, left, right = tree
+    return [(symbol, path)] + depth_first(left, path + (0,)) + depth_first(right, path + (1,))
+
+
+def breadth_first(tree):
+    """[(symbol, path)], level by level: the sort is stable, so each stays in its order from left to right."""
+    return sorted(depth_first(tree), key=lambda node: len(node[1]))
+
+
+def shape(rng, depth):
+    """A random tree of that depth, with 0 for every symbol."""
+    if depth == 1:
+        return 0
+    children = shape(rng, depth - 1), shape(rng, int(rng.integers(1, depth)))
+    return 0, *children[::int(rng.choice((1, -1)))]
+
+
+def label(tree, leaves, operators):
+    """A shape with its symbols from two iterators."""
+    if isinstance(tree, int):
+        return next(leaves)
+    return next(operators), label(tree[1], leaves, operators), label(tree[2], leaves, operators)
+
+
+def rotate(tree):
+    match tree:
+        case r, (p, a, b), c:
+            return p, rotate(a), (r, rotate(b), rotate(c))
+    return tree
+
+
+def reduce(tree):
+    match tree:
+        case _, int(a), int(b):
+            return (a - 1 + b - 1) % 3 + 1
+        case symbol, left, right:
+            return symbol, reduce(left), reduce(right)
+    return tree
+
+
+def find(tree, pointer):
+    """The subtree with that operator at its root, or None."""
+    match tree:
+        case symbol, left, right:
+            return tree if symbol == pointer else find(left, pointer) or find(right, pointer)
+
+
+def cut(tree, pointer):
+    match tree:
+        case symbol, left, right:
+            return symbol if symbol == pointer else (symbol, cut(left, pointer), cut(right, pointer))
+    return tree
+
+
+# -----------------------------------------------------------------------------------------------------------
+# samples, and the rows that a GPT reads
+
+def draw(kind, rng, size):
+    """A source and its target, two lists or two trees; None for a tree with more nodes than symbols."""
+    leaves, operators, _ = SYMBOLS[kind]
+    first_other = leaves + operators + 1
+    if kind in SEQUENCES:
+        x = rng.integers(1, leaves + 1, size).tolist()
+        x = [first_other, *x, first_other + 1] if kind == "copy" else x
+        return x, {"copy": x, "repeat": x + x, "reverse": x[::-1]}[kind]
+    tree, again = shape(rng, size), kind != "op"                # again: whether a symbol may occur again
+    n = len(depth_first(tree)) // 2                             # operators; leaves are one more
+    if not again and (n + 1 > leaves or n > operators):
+        return None
+    inner = leaves + 1 + rng.choice(operators, n, replace=again)
+    tree = label(tree, iter((1 + rng.choice(leaves, n + 1, replace=again)).tolist()), iter(inner.tolist()))
+    if kind == "op":
+        code, pointer = int(rng.integers(4)), int(rng.choice(inner))
+        symbol, left, right = find(tree, pointer)
+        targets = (symbol, left, right), (symbol, right, left), cut(tree, pointer), tree
+        return (first_other + code, pointer, tree), targets[code]
+    return tree, {"tree-copy": lambda x: x, "rotate": rotate, "c3": reduce}[kind](tree)
+
+
+def samples(kind, n, seed, held_out=False, size=None):
+    """n sources with their targets. For size see task."""
+    mean, std, longest = size or ((32, 3, 48) if kind in SEQUENCES else (5, 1, 40))
+    rng, found = np.random.default_rng(seed), []
+    for _ in range(1000 + 100 * n):
+        pair = draw(kind, rng, max(2, int(rng.normal(mean, std))))
+        if pair and len(pair[0] if kind in SEQUENCES else depth_first(pair[0])) <= longest:
+            if held_out == (hashlib.sha256(repr(pair[0]).encode()).digest()[0] < 64):
+                found.append(pair)
+        if len(found) == n:
+            return found
+    raise ValueError(f"{kind}: size {mean} +- {std} gave {len(found)} of {n} samples with at most {longest} "
+                     "tokens, and symbols enough for them; try another size")
+
+
+def task(name, n, seed, held_out=False, paths=False, size=None):
+    """n rows of a task in `names` -> idx, targets (n, T) and pos (n, T), or (n, T, depth) with paths; int64.
+    Rows are padded to the longest of the n: idx 0, targets -1, pos 0, or the path of the root.
+    size (mean, std, longest): the length of a sequence, SOS and EOS not counted, or the depth of a tree is
+    normal, truncated to an integer, at least 2; a source of more than `longest` tokens is drawn again. If not
+    given, (32, 3, 48) and (5, 1, 40); the paper's are (100, 10, inf) and (7, 1, inf).
+    ValueError for a name that is no task, paths of a sequence, or a size that has no n samples."""
+    kind, order = parts(name)
+    if paths and not order:
+        raise ValueError(f"{name} has no tree paths: its positions are those of a sequence")
+    S, pairs = len(words(kind)) - 1, samples(kind, n, seed, held_out, size)
+    if order:
+        target_order = breadth_first if order == "b" else depth_first
+        pairs = [(breadth_first(source), target_order(target)) for source, target in pairs]
+    else:
+        pairs = [[[(symbol, ()) for symbol in x] for x in pair] for pair in pairs]
+    T = max(len(source) + len(target) for source, target in pairs) - 1      # the last token predicts nothing
+    depth = max(len(path) for pair in pairs for line in pair for _, path in line)
+
+    def positions(line):
+        return [path + (-1,) * (depth - len(path)) for _, path in line] if paths else [*range(len(line))]
+
+    idx, targets = np.zeros((n, T), np.int64), np.full((n, T), -1)
+    pos = np.full((n, T, depth), -1) if paths else np.zeros((n, T), np.int64)
+    for i, (source, target) in enumerate(pairs):
+        tokens = [symbol for symbol, _ in source] + [S + symbol for symbol, _ in target]
+        given, end = len(source), len(tokens) - 1
+        idx[i, :end] = tokens[:-1]
+        targets[i, given:end] = tokens[given + 1:]              # the given token predicts the target's second
+        pos[i, :end] = (positions(source) + positions(target))[:-1]
+    return torch.from_numpy(idx), torch.from_numpy(targets), torch.from_numpy(pos)
+
+
+# -----------------------------------------------------------------------------------------------------------
+def text(x, word):
+    """A sequence as its words, a tree as brackets."""
+    if isinstance(x, int):
+        return word[x]
+    inside = " ".join(text(part, word) for part in x)
+    return f"({inside})" if isinstance(x, tuple) else inside
+
+
+if __name__ == "__main__":
+    ap = argparse.ArgumentParser(usage="python tasks.py [rotate]")
+    ap.add_argument("task", nargs="?", help=f"one of {', '.join(SEQUENCES + TREES)}; if not given, all")
+    args = ap.parse_args()
+    if args.task in names:
+        args.task, _ = parts(args.task)
+    if args.task not in (None, *SEQUENCES, *TREES):
+        ap.error(f"{args.task} is no task; name one of {', '.join(SEQUENCES + TREES)}")
+    for kind in (args.task,) if args.task else SEQUENCES + TREES:
+        word, size = words(kind), (8, 2, 12) if kind in SEQUENCES else (4, 1, 12)       # small, to be read
+        print(f"{kind}, {len(word) - 1} symbols")
+        for source, target in samples(kind, 5 if args.task else 1, 0, size=size):
+            print(f"     {text(source, word)}\n  -> {text(target, word)}")
+    for name in (name for name in names if args.task and parts(name)[0] == kind):
+        idx, targets, pos = (t[0].tolist() for t in task(name, 1, 0, size=size))
+        word = words(kind) + [w + "'" for w in words(kind)[1:]]
+        lines = {"token": [word[i] for i in idx], "position": pos,
+                 "predicts": [word[i] if i > 0 else "." for i in targets]}
+        if kind in TREES:
+            pos = task(name, 1, 0, paths=True, size=size)[2][0].tolist()
+            lines["or path"] = ["".join("LR"[step] for step in path if step >= 0) or "()" for path in pos]
+        print(f"\nthe first as {name}: what is read (' marks the target), where, and what it shall predict")
+        for head, cells in lines.items():
+            print(f"  {head:8}" + "".join(f"{cell:>{max(map(len, words(kind))) + 2}}" for cell in cells))

@@ -75,7 +75,7 @@ def _(B):
     return B.new_empty(*B.shape[:-2], B.shape[-1] // 2), torch.empty_like(B)
 
 
-def planes(A):
+def planes(A, L=1):
     """A (..., d, d) -> theta, P as to_theta, and N (..., d, d): a zero that has a part of A's gradient.
 
     eigh's own gradient divides by gaps between angles, NaN where they repeat. So P is a constant of it, and
@@ -83,14 +83,14 @@ def planes(A):
         C = (E - JEJ)/2, which commutes with J, couples entries that turn at theta_j and theta_k,
         D = (E + JEJ)/2, which anticommutes, at theta_j and -theta_k: their gap is the difference.
     With a gap a coupling only tilts the planes, dP = P J (C/gap + D/gap). Without one, in resonance, nothing
-    tilts: R(m theta) gains m C or m D, on the diagonal m dtheta. With both the derivative is exact."""
-    narrow, like = torch.finfo(A.dtype).eps ** 0.5 / 100, frequencies(2, device=A.device)
+    tilts: R(m theta) gains m C or m D, on the diagonal m dtheta. Half of it before the turn and half after
+    (Turn) is right to (m gap)^2 / 12 for near angles too, of L positions."""
+    narrow, like = torch.finfo(A.dtype).eps ** (1 / 3) / L, frequencies(2, device=A.device)
     A = A.to("cpu", torch.float64)                              # small, and eigh is fastest there
     B, h = A - A.mT, A.shape[-1] // 2
     theta, P = diagonalise(B.detach())
     E = P.mT @ (B - B.detach()) @ P                             # 0, with B's gradient
-    JEJ = J(J(E).mT)                                            # E is skew, so (JE)^T = EJ
-    CD = torch.stack((E - JEJ, E + JEJ)) / 2                    # (2, ..., d, d)
+    CD = torch.stack((E - J(J(E).mT), E + J(J(E).mT))) / 2      # (2, ..., d, d); E is skew, so (JE)^T = EJ
     gap = torch.stack([theta[..., None] + sign * theta[..., None, :] for sign in (-1, 1)])
     gap[0].diagonal(0, -2, -1).fill_(math.inf)                  # as the diagonal of C is dtheta
     gap = gap.repeat(*[1] * (B.ndim - 1), 2, 2)                 # (2, ..., d/2, d/2) -> (2, ..., d, d)
@@ -101,7 +101,7 @@ def planes(A):
 
 
 class Turn(torch.autograd.Function):
-    """y + m N y at N = 0: y itself, at no cost, and the gradient that N then has."""
+    """y + m N y / 2 at N = 0: y itself, at no cost, and the gradient that N then has."""
     @staticmethod
     def forward(ctx, y, m, N):
         ctx.save_for_backward(y, m)
@@ -110,7 +110,7 @@ class Turn(torch.autograd.Function):
     @staticmethod
     def backward(ctx, g):
         y, m = ctx.saved_tensors
-        return g, None, torch.einsum("...hli,...hlj->hij", g * m, y) if ctx.needs_input_grad[2] else None
+        return g, None, torch.einsum("...hli,...hlj->hij", g * m / 2, y) if ctx.needs_input_grad[2] else None
 
 
 class APE(torch.nn.Module):
@@ -131,7 +131,7 @@ class APE(torch.nn.Module):
     def forward(self, pos):
         """pos (L,) or (B, L), integers or any real -> rho: x (..., H, L, d) -> the same shape and dtype."""
         theta = self.theta(pos.device)                          # (H, d/2); scaling.py may have changed it
-        _, P, N = (t.to(pos.device) for t in planes(self.A.triu(1)))
+        _, P, N = (t.to(pos.device) for t in planes(self.A.triu(1), pos.shape[-1]))
         A = from_theta(theta - theta.detach())                  # 0: a change of theta is in resonance
         N = N + A - A.mT
         m = (pos if pos.ndim == 1 else pos[:, None])[..., None].to(theta.dtype)     # (L, 1) or (B, 1, L, 1)
@@ -140,8 +140,8 @@ class APE(torch.nn.Module):
 
         def rho(x):
             wide = torch.promote_types(x.dtype, torch.float32)
-            y = rotate((x.to(wide) @ P.to(wide)).to(wide), cos, sin)
-            return Turn.apply(y, m.to(wide), N.to(wide)).to(x.dtype)
+            turn = lambda y: Turn.apply(y, m.to(wide), N.to(wide))
+            return turn(rotate(turn((x.to(wide) @ P.to(wide)).to(wide)), cos, sin)).to(x.dtype)
         return rho
 
 
@@ -253,7 +253,7 @@ if __name__ == "__main__":
     Q, half, skew = torch.linalg.qr(torch.randn(64, 64))[0], torch.arange(32) < 16, lambda A: A - A.mT
     print(f"{'errors in a random basis':24}  A -> theta  P R(theta) P^T  theta by log W")
     for name, theta in {"RoPE's": frequencies(64), "16 of 0.3, 16 of 0": 0.3 * half,
-                        "pi and near": math.pi - 1e-9 * half, "0 to 6": torch.linspace(6, 0, 32)}.items():
+                        "pi and near": math.pi - 1e-9 * ~half, "0 to 6": torch.linspace(6, 0, 32)}.items():
         A = (Q @ skew(from_theta(theta)) @ Q.T).triu(1)
         (t, P), W = to_theta(A), skew(A).matrix_exp()
         log = torch.linalg.eigvals(W).angle().sort(descending=True).values[:32]
@@ -264,17 +264,17 @@ if __name__ == "__main__":
         print(f"{name:24}{timeit(f, number=10) * 100:9.2f} ms")
 
     nodes = [n for depth in range(4) for n in itertools.product((0, 1), repeat=depth)]
-    (pe := TreeAPE(d := 6, 1)).A.data *= 20
+    (pe := TreeAPE(d := 6, 1)).A.data *= 12
     path = torch.tensor([[*n, -1, -1, -1][:3] for n in nodes]).repeat_interleave(d, 0)
     rho = pe(path)(torch.eye(d).repeat(len(nodes), 1)[None]).view(-1, d, d).mT.detach()     # (nodes, d, d)
     place = {n: (sum((b - 0.5) / 2 ** (i + 1) for i, b in enumerate(n)), -len(n)) for n in nodes}
     fig, axes = plt.subplots(1, 2, figsize=(14, 4.6), layout="constrained", subplot_kw={"frame_on": False})
-    for ax, u, title in zip(axes, (0, 1), ("the root: rho(v)", "u = (0): rho(u)^T rho(v)")):
+    for ax, u, seen in zip(axes, (0, 1), ("the root: rho(v)", "u: rho(u)^T rho(v), below it the tree again")):
         for n, M in zip(nodes, rho[u].mT @ rho):
             (x, y), strong = place[n], n[:u] == nodes[u]
             ax.plot(*zip(place[n], place[n[:-1]]), "k" if strong and n != nodes[u] else "0.8", zorder=0)
             box = ax.inset_axes([x - 0.05, y - 0.32, 0.1, 0.64], transform=ax.transData)
             box.imshow(M, cmap="RdBu", vmin=-1, vmax=1, alpha=1 if strong else 0.3)
             box.set(xticks=[], yticks=[])
-        ax.set(xticks=[], yticks=[], ylim=(-3.5, 0.5), title=f"The nodes v of a tree, seen from {title}")
+        ax.set(xticks=[], yticks=[], xlim=(-0.53, 0.53), ylim=(-3.5, 0.5), title=f"Nodes v seen from {seen}")
     fig.savefig("figures/ape.png", dpi=110)

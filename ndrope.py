@@ -284,4 +284,4 @@ if __name__ == "__main__":
     for ax in axes[1]:
         ax.set_xlabel("offset x")
     fig.colorbar(image, ax=axes, label="logit <R_x q, R_y q> / |q|^2", pad=0.01)
-    fig.savefig("figures/ndrope.png", dpi=110)
+    fig.savefig("figures/ndrope.png", dpi=80)

@@ -85,7 +85,7 @@ def shape(rng, depth):
     if depth == 1:
         return 0
     children = shape(rng, depth - 1), shape(rng, int(rng.integers(1, depth)))
-    return 0, *children[::int(rng.choice((1, -1)))]
+    return 0, *(children if rng.random() < 0.5 else children[::-1])
 
 
 def label(tree, leaves, operators):
@@ -175,12 +175,9 @@ def task(name, n, seed, held_out=False, paths=False, size=None):
     kind, order = parts(name)
     if paths and not order:
         raise ValueError(f"{name} has no tree paths: its positions are those of a sequence")
-    S, pairs = len(words(kind)) - 1, samples(kind, n, seed, held_out, size)
-    if order:
-        target_order = breadth_first if order == "b" else depth_first
-        pairs = [(breadth_first(source), target_order(target)) for source, target in pairs]
-    else:
-        pairs = [[[(symbol, ()) for symbol in x] for x in pair] for pair in pairs]
+    orders = {"b": breadth_first, "d": depth_first, "": lambda x: [(symbol, ()) for symbol in x]}
+    read, write, S = orders["b" if order else ""], orders[order], len(words(kind)) - 1
+    pairs = [(read(source), write(target)) for source, target in samples(kind, n, seed, held_out, size)]
     T = max(len(source) + len(target) for source, target in pairs) - 1      # the last token predicts nothing
     depth = max(len(path) for pair in pairs for line in pair for _, path in line)
 
@@ -209,10 +206,9 @@ def text(x, word):
 
 if __name__ == "__main__":
     ap = argparse.ArgumentParser(usage="python tasks.py [rotate]")
-    ap.add_argument("task", nargs="?", help=f"one of {', '.join(SEQUENCES + TREES)}; if not given, all")
+    ap.add_argument("task", nargs="?", type=lambda name: parts(name)[0] if name in names else name,
+                    help=f"one of {', '.join(SEQUENCES + TREES)}; if not given, all of them")
     args = ap.parse_args()
-    if args.task in names:
-        args.task, _ = parts(args.task)
     if args.task not in (None, *SEQUENCES, *TREES):
         ap.error(f"{args.task} is no task; name one of {', '.join(SEQUENCES + TREES)}")
     for kind in (args.task,) if args.task else SEQUENCES + TREES:
@@ -229,5 +225,6 @@ if __name__ == "__main__":
             pos = task(name, 1, 0, paths=True, size=size)[2][0].tolist()
             lines["or path"] = ["".join("LR"[step] for step in path if step >= 0) or "()" for path in pos]
         print(f"\nthe first as {name}: what is read (' marks the target), where, and what it shall predict")
+        width = max(len(str(cell)) for cells in lines.values() for cell in cells) + 2
         for head, cells in lines.items():
-            print(f"  {head:8}" + "".join(f"{cell:>{max(map(len, words(kind))) + 2}}" for cell in cells))
+            print(f"  {head:8}" + "".join(f"{cell:>{width}}" for cell in cells))

@@ -55,7 +55,7 @@ def below(tree, path):
     return {p[len(path):]: symbol for p, symbol in tree.items() if p.startswith(path)}
 
 
-# ----------------------------------------------------------------------- what each tree becomes, from tables
+# ------------------------------------------------------------------------ what each tree becomes, from tables
 def rotated(tree):
     out, work = {}, [("", "")]
     while work:
@@ -96,7 +96,7 @@ def operated(tree):
     return tree if code == 128 else sub
 
 
-# ----------------------------------------------------------------------------------------------- the samples
+# ------------------------------------------------------------------------------------------------ the samples
 @pytest.mark.parametrize("name", tasks.SEQUENCES)
 def test_sequences(name):
     idx, targets, pos = rows(name)
@@ -158,12 +158,15 @@ def test_trees_and_their_paths(name):
 
 
 def test_all_of_op_is_drawn():
-    codes, symbols = np.zeros(4), set()
+    codes, symbols, roots, expected = np.zeros(4), set(), 0, 0
     for row, target_row in zip(*rows("op-b")[:2]):
         source, _ = decode("op-b", row, target_row)
         codes[source[0] - 125] += 1
         symbols.update(source[2:])
+        roots += source[1] == source[2]                     # the pointer is uniform among the inner nodes
+        expected += 1 / ((len(source) - 3) // 2)
     assert codes.min() > 200 and symbols == set(range(1, 125))
+    assert abs(roots - expected) < 60
 
 
 def test_a_tree_by_hand():
@@ -178,7 +181,7 @@ def test_a_tree_by_hand():
 
 def test_linearisations_invert_and_parents_are_prefixes():
     rng = np.random.default_rng(3)
-    for _ in range(300):
+    for _ in range(100):
         symbols = iter(range(1, 10**6))
         tree = tasks.label(tasks.shape(rng, int(rng.integers(1, 8))), symbols, iter(range(-1, -10**6, -1)))
         for line, depth_first in ((tasks.depth_first(tree), True), (tasks.breadth_first(tree), False)):
@@ -195,19 +198,19 @@ def test_linearisations_invert_and_parents_are_prefixes():
 def test_shapes_are_the_papers():
     rng = np.random.default_rng(0)
     other, deep_left = np.zeros(5), 0
-    for _ in range(3000):
+    for _ in range(1500):
         paths = ["".join(map(str, path)) for _, path in tasks.depth_first(tasks.shape(rng, 6))]
         left, right = (max(len(p) for p in paths if p[:1] == side) for side in "01")
         assert max(left, right) == 5
         other[min(left, right) - 1] += 1
         deep_left += left > right
-    assert (abs(other - 600) < 100).all()
-    assert abs(deep_left - 1200) < 100                      # half of the four fifths that are not equal
-    pairs = tasks.samples("rotate", 2000, 0, size=(7, 1, math.inf))
+    assert (abs(other - 300) < 70).all()
+    assert abs(deep_left - 600) < 80                        # half of the four fifths that are not equal
+    pairs = tasks.samples("rotate", 1000, 0, size=(7, 1, math.inf))
     assert 30 < np.mean([len(tasks.depth_first(source)) for source, _ in pairs]) < 35       # about 33 there
 
 
-# -------------------------------------------------------------------------------------------------- the mask
+# --------------------------------------------------------------------------------------------------- the mask
 def test_a_row_by_hand(monkeypatch):
     pairs = [((11, (12, 1, 2), 3), (12, 1, (11, 2, 3))), ((11, 4, 5), (11, 4, 5)), ((11, 4, 5), 6)]
     monkeypatch.setattr(tasks, "samples", lambda *args: pairs)
@@ -257,23 +260,23 @@ def test_the_loss_is_of_the_target_after_its_given_token(name):
     assert loss(one_wrong) == pytest.approx(100 * (targets[0] >= 0).sum().item() / tokens, rel=1e-3)
 
 
-# ------------------------------------------------------------------------------------------- seeds and split
+# -------------------------------------------------------------------------------------------- seeds and split
 @pytest.mark.parametrize("name", tasks.names)
 def test_seeded_and_the_held_out_set_disjoint(name):
-    again, other = tasks.task(name, 200, 0), tasks.task(name, 200, 1)
-    assert all(torch.equal(a, b) for a, b in zip(again, tasks.task(name, 200, 0)))
+    again, other = tasks.task(name, 100, 0), tasks.task(name, 100, 1)
+    assert all(torch.equal(a, b) for a, b in zip(again, tasks.task(name, 100, 0)))
     assert not torch.equal(again[0][:, :10], other[0][:, :10])
     S = SMALLEST[kind(name)]
     sources = lambda idx: {tuple(t for t in row if 0 < t <= S) for row in idx.tolist()}
     train = sources(rows(name)[0]) | sources(other[0])
-    held_out = sources(rows(name, held_out=True)[0]) | sources(rows(name, seed=2, held_out=True, n=200)[0])
-    assert not train & held_out and len(held_out) > 300
+    held_out = sources(rows(name, 0, True, 300)[0]) | sources(rows(name, 2, True, 100)[0])
+    assert not train & held_out and len(held_out) > 200
     idx, targets, _ = rows(name)
     assert idx.max() < tasks.vocabulary(name) == 2 * S + 1 and targets.max() < tasks.vocabulary(name)
     assert idx.shape[1] <= (143 if name == "repeat" else 99 if name in tasks.SEQUENCES else 79)
     if name in TREES:                                       # the two orders have the same trees
         swapped = name[:-1] + "bd"[name[-1] == "b"]
-        assert sources(tasks.task(swapped, 200, 0)[0]) == sources(again[0])
+        assert sources(tasks.task(swapped, 100, 0)[0]) == sources(again[0])
 
 
 def test_the_split_is_the_sources_alone_a_quarter():
@@ -281,7 +284,7 @@ def test_the_split_is_the_sources_alone_a_quarter():
     train, held_out = (tasks.samples("c3", 400, 0, held, size) for held in (False, True))
     assert len({*train}) + len({*held_out}) == len({*train, *held_out}) == 9
     size = (3, 0, math.inf)                                 # and 135 of depth three
-    train, held_out = (tasks.samples("c3", 2000, 5, held, size) for held in (False, True))
+    train, held_out = (tasks.samples("c3", 1500, 5, held, size) for held in (False, True))
     assert len({*train}) + len({*held_out}) == len({*train, *held_out}) == 135 and 20 < len({*held_out}) < 48
 
 
@@ -304,7 +307,7 @@ def test_op_draws_again_where_symbols_run_out():
     assert len(tasks.samples("op", 20, 0, size=(10, 0, math.inf))) == 20
 
 
-# ----------------------------------------------------------------------------------------- errors and prints
+# ------------------------------------------------------------------------------------------ errors and prints
 def test_what_cannot_be_drawn_is_a_sentence():
     with pytest.raises(ValueError, match="rotate is no task; name one of copy, .*rotate-b, rotate-d"):
         tasks.task("rotate", 1, 0)
@@ -330,6 +333,7 @@ def test_samples_are_printed_as_brackets(monkeypatch, capsys):
     for source, target in pairs:                            # a rotation keeps the leaves' order
         assert re.findall(r" (\d+)", source) == re.findall(r" (\d+)", target)
     assert run(monkeypatch, capsys, "rotate-d") == out
+    assert max(map(len, run(monkeypatch, capsys, "op").splitlines())) <= 110
 
 
 def test_an_unknown_task_is_a_sentence_and_exit_code_2(monkeypatch, capsys):

@@ -27,7 +27,7 @@ def frequencies(d, base=10_000.0, device=None):
 
 
 def rotate(x, cos, sin):
-    """Turn the pairs of x (..., L, d); cos, sin (..., L, d/2). In float32 or wider, then back in x's dtype."""
+    """Turn the pairs of x (..., L, d); cos, sin (..., L, d/2). In float32 or wider, back in x's dtype."""
     cos, sin = (t.to(torch.promote_types(x.dtype, torch.float32)) for t in (cos, sin))
     a, b = x.chunk(2, dim=-1)                                   # (..., L, d/2) each
     return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1).to(x.dtype)

@@ -7,5 +7,6 @@ for pe in rope prope nope lerope; do                # a run whose log is there i
     [ -f "$log" ] || { python train.py --pe $pe && cp "out/$pe-s0/log.jsonl" "$log"; }
 done
 for log in experiments/logs/default/*.jsonl; do
-    echo "$(basename "$log" .jsonl)  $(tail -n 1 "$log" | grep -oE '"(val|bits_per_byte|seconds)": [0-9.]*' | tr '\n' ' ')"
+    echo "$(basename "$log" .jsonl)  $(tail -n 1 "$log" |
+        grep -oE '"(val|bits_per_byte|seconds)": [0-9.]*' | tr '\n' ' ')"
 done

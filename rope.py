@@ -74,7 +74,7 @@ if __name__ == "__main__":
     for m, v, width in zip(starts, logit, (6, 3.5, 1)):
         left.plot(offset, v, lw=width, label=f"seen from m = {m:,}")
     left.set(xlabel="offset n - m, tokens", ylabel="logit of one fixed q, k", title="It sees only the offset")
-    left.legend(loc="upper right")
+    fig.legend(loc="outside lower left", ncols=3)
     right.semilogy(2 * torch.pi / pe.theta(), ".-")
     right.set(xlabel="pair i", ylabel="wavelength 2 pi / theta_i, tokens", title="The spectrum, d = 64")
     fig.savefig("figures/rope.png", dpi=120)

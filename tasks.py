@@ -7,7 +7,7 @@ tasks.py: the synthetic tasks of the APE paper [1]: read a sequence or a tree, w
                                       child is a leaf stays as it is
     c3        leaves 1, 2, 3          -> one step of reduction in the cyclic group of order 3, with unit 1:
                                       every (f leaf leaf) becomes the product
-    op        (code pointer tree)     -> extract: the subtree whose root the pointer names; swap: it, with its
+    op        (code pointer tree)     -> get: the subtree whose root the pointer names; swap: it, with its
                                       two children exchanged; cut: the tree, that subtree now a leaf with
                                       the pointer's symbol; keep: the tree
 
@@ -43,7 +43,7 @@ SEQUENCES, TREES = ("copy", "repeat", "reverse"), ("tree-copy", "rotate", "c3", 
 names = SEQUENCES + tuple(f"{tree}-{order}" for tree in TREES for order in "bd")
 SYMBOLS = {                     # leaves (or what a sequence is made of), operators, and others, in this order
     "copy": (20, 0, ["SOS", "EOS"]), "repeat": (19, 0, []), "reverse": (19, 0, []), "tree-copy": (10, 10, []),
-    "rotate": (10, 10, []), "c3": (3, 1, []), "op": (64, 60, ["extract", "swap", "cut", "keep"])}
+    "rotate": (10, 10, []), "c3": (3, 1, []), "op": (64, 60, ["get", "swap", "cut", "keep"])}
 
 
 def parts(name):
@@ -214,15 +214,15 @@ if __name__ == "__main__":
     for kind in (args.task,) if args.task else SEQUENCES + TREES:
         word, size = words(kind), (8, 2, 12) if kind in SEQUENCES else (4, 1, 12)       # small, to be read
         print(f"{kind}, {len(word) - 1} symbols")
-        for source, target in samples(kind, 5 if args.task else 1, 0, size=size):
+        for source, target in samples(kind, 5 if args.task else 1, 3, size=size):
             print(f"     {text(source, word)}\n  -> {text(target, word)}")
     for name in (name for name in names if args.task and parts(name)[0] == kind):
-        idx, targets, pos = (t[0].tolist() for t in task(name, 1, 0, size=size))
+        idx, targets, pos = (t[0].tolist() for t in task(name, 1, 3, size=size))
         word = words(kind) + [w + "'" for w in words(kind)[1:]]
         lines = {"token": [word[i] for i in idx], "position": pos,
                  "predicts": [word[i] if i > 0 else "." for i in targets]}
         if kind in TREES:
-            pos = task(name, 1, 0, paths=True, size=size)[2][0].tolist()
+            pos = task(name, 1, 3, paths=True, size=size)[2][0].tolist()
             lines["or path"] = ["".join("LR"[step] for step in path if step >= 0) or "()" for path in pos]
         print(f"\nthe first as {name}: what is read (' marks the target), where, and what it shall predict")
         width = max(len(str(cell)) for cells in lines.values() for cell in cells) + 2

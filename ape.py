@@ -205,7 +205,7 @@ def fold(model):
     """A GPT with an APE of sequences -> one of the same logits with RoPE(d, theta=(H, d/2)), P^T in W_q, W_k.
     That is exact: the QK-norm between is the RMS of a head, which P keeps, and one scale."""
     pe, config = model.pe, model.config
-    if not isinstance(pe, APE):
+    if not (hasattr(pe, "A") and hasattr(pe, "theta")):
         raise ValueError(f"pe = {config['pe']}: only ape, of sequences, folds into a RoPE")
     theta, P = pe.theta(), to_theta(pe.A.triu(1))[1]
     folded = type(model)({**config, "pe": "rope", "theta": theta.tolist()}).to(model.head.weight)

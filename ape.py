@@ -83,8 +83,8 @@ def planes(A, L=1):
         C = (E - JEJ)/2, which commutes with J, couples entries that turn at theta_j and theta_k,
         D = (E + JEJ)/2, which anticommutes, at theta_j and -theta_k: their gap is the difference.
     With a gap a coupling only tilts the planes, dP = P J (C/gap + D/gap). Without one, in resonance, nothing
-    tilts: R(m theta) gains m C or m D, on the diagonal m dtheta. Half of it before the turn and half after
-    (Turn) is right to (m gap)^2 / 12 for near angles too, of L positions."""
+    tilts: R(m theta) gains m C or m D, on the diagonal m dtheta. Put half way of the turn (Turn), that is
+    right to (m gap)^2 / 24, so for near angles too; L positions long."""
     narrow, like = torch.finfo(A.dtype).eps ** (1 / 3) / L, frequencies(2, device=A.device)
     A = A.to("cpu", torch.float64)                              # small, and eigh is fastest there
     B, h = A - A.mT, A.shape[-1] // 2
@@ -101,16 +101,16 @@ def planes(A, L=1):
 
 
 class Turn(torch.autograd.Function):
-    """y + m N y / 2 at N = 0: y itself, at no cost, and the gradient that N then has."""
+    """y + m N y at N = 0: y itself, at no cost, and the gradient that N then has."""
     @staticmethod
     def forward(ctx, y, m, N):
-        ctx.save_for_backward(y, m)
+        ctx.save_for_backward(y.to(N.dtype), m)
         return y.view_as(y)
 
     @staticmethod
     def backward(ctx, g):
         y, m = ctx.saved_tensors
-        return g, None, torch.einsum("...hli,...hlj->hij", g * m / 2, y) if ctx.needs_input_grad[2] else None
+        return g, None, torch.einsum("...hli,...hlj->hij", (g * m).to(y), y)
 
 
 class APE(torch.nn.Module):
@@ -135,13 +135,14 @@ class APE(torch.nn.Module):
         A = from_theta(theta - theta.detach())                  # 0: a change of theta is in resonance
         N = N + A - A.mT
         m = (pos if pos.ndim == 1 else pos[:, None])[..., None].to(theta.dtype)     # (L, 1) or (B, 1, L, 1)
-        angle = m * theta.detach()[:, None]                     # (H, L, d/2) or (B, H, L, d/2)
-        cos, sin = angle.cos(), angle.sin_()
-
+        angle = m * theta.detach()[:, None] / 2                 # half the turn: (H, L, d/2) or (B, H, L, d/2)
+        cos, sin = angle.cos(), angle.sin_()                    # the cat: see RoPE; eager, it costs memory
+        cos, sin = torch.cat((cos, sin)).chunk(2) if torch.compiler.is_compiling() else (cos, sin)
         def rho(x):
             wide = torch.promote_types(x.dtype, torch.float32)
-            turn = lambda y: Turn.apply(y, m.to(wide), N.to(wide))
-            return turn(rotate(turn((x.to(wide) @ P.to(wide)).to(wide)), cos, sin)).to(x.dtype)
+            z = x.to(wide) @ P.to(wide)                         # P^T x; in bfloat16 under autocast
+            y = Turn.apply(rotate(z.to(wide), cos, sin), m.to(wide), N.to(z.dtype))
+            return rotate(y, cos, sin).to(x.dtype)
         return rho
 
 
@@ -162,8 +163,8 @@ class GridAPE(torch.nn.Module):
 
 @torch.compiler.disable                                         # sizes that depend on the data
 def walk(W, path):
-    """W (k, H, d, d), path (T, depth) -> maps (n, H, d, d), one for each distinct prefix; the paths' slots
-    (T,), c for each map; and c, how often the most frequent path is there."""
+    """W (k, H, d, d), path (T, depth) -> maps (n, H, d, d), slot (T,), c. A product along a path is made once
+    and stands in maps once for each c of its tokens; their slots, of n c, lie side by side."""
     if (path >= len(W)).any():
         raise ValueError(f"a path has branch {path.max()}: branching = {len(W)} allows up to {len(W) - 1}")
     maps, node = torch.eye(W.shape[-1]).to(W).expand(1, *W.shape[1:]), path.new_zeros(len(path))
@@ -174,7 +175,8 @@ def walk(W, path):
         maps = torch.cat((maps, maps[step // len(W)] @ W[step % len(W)]))
     ordered, order = node.sort()
     rank = torch.arange(len(node), device=node.device) - torch.searchsorted(ordered, ordered)
-    return maps, (ordered * (c := int(rank.max()) + 1) + rank)[order.argsort()], c
+    first = rank % (c := -(-len(node) // len(maps))) == 0       # the mean number: n c is at most 2 T or so
+    return maps[ordered[first]], ((first.cumsum(0) - 1) * c + rank % c)[order.argsort()], c
 
 
 class TreeAPE(torch.nn.Module):
@@ -188,12 +190,10 @@ class TreeAPE(torch.nn.Module):
         """path (L, depth) or (B, L, depth) -> rho: x (..., H, L, d) -> the same shape and dtype."""
         A = self.A.triu(1).to(frequencies(2, device=self.A.device))
         maps, slot, c = walk(torch.matrix_exp(A - A.mT), path.flatten(0, -2).long())
-
         def rho(x):
             wide = torch.promote_types(x.dtype, torch.float32)
             rows = x.movedim(-3, -2).to(wide)                   # (..., L, H, d) or (..., B, L, H, d)
             t = rows.flatten(-1 - path.ndim, -3)                # (..., T, H, d)
-            # Tokens of a node side by side: matrix products with n maps, and not a map for each token.
             t = t.new_zeros(*t.shape[:-3], len(maps) * c, *t.shape[-2:]).index_copy(-3, slot, t)
             t = torch.einsum("...nchj,nhij->...nchi", t.unflatten(-3, (-1, c)), maps.to(wide))
             return t.flatten(-4, -3).index_select(-3, slot).reshape(rows.shape).movedim(-2, -3).to(x.dtype)

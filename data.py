@@ -17,6 +17,7 @@ import json
 import os
 import platform
 import sysconfig
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -79,19 +80,21 @@ def text(name, tok, cache="data"):
     folder = Path(cache, f"{Path(name).name}-{tok}-{sha.hexdigest()[:12]}")
     if not folder.exists():
         (encode, _), (_, eot), count = tokenizer(tok), tokenizers[tok], [0, 0]
-        aside = Path(f"{folder}.{os.getpid()}")
-        aside.mkdir(parents=True, exist_ok=True)
-        with open(aside / "tokens.bin", "wb") as out:
-            for i in sorted(range(len(files)), key=lambda i: i in val):
-                try:
-                    ids = encode(files[i].read_bytes())
-                except UnicodeDecodeError:
-                    raise ValueError(f"{files[i]} is not UTF-8: gpt2 needs it, bytes does not") from None
-                out.write(np.uint16([eot]).tobytes() + np.asarray(ids).astype(np.uint16).tobytes())
-                count[i in val] += 1 + len(ids)
-        (aside / "count.json").write_text(json.dumps(count))
-        with contextlib.suppress(OSError):                  # another run may have been first
-            aside.rename(folder)
+        Path(cache).mkdir(parents=True, exist_ok=True)
+        # Aside and renamed when it is whole; what is not goes with the temporary folder.
+        with tempfile.TemporaryDirectory(dir=cache) as temporary:
+            (aside := Path(temporary, "whole")).mkdir()
+            with open(aside / "tokens.bin", "wb") as out:
+                for i in sorted(range(len(files)), key=lambda i: i in val):
+                    try:
+                        ids = encode(files[i].read_bytes())
+                    except UnicodeDecodeError:
+                        raise ValueError(f"{files[i]} is not UTF-8: gpt2 needs it, bytes does not") from None
+                    out.write(np.uint16([eot]).tobytes() + np.asarray(ids).astype(np.uint16).tobytes())
+                    count[i in val] += 1 + len(ids)
+            (aside / "count.json").write_text(json.dumps(count))
+            with contextlib.suppress(OSError):              # another run may have been first
+                aside.rename(folder)
     count = json.loads((folder / "count.json").read_text())
     tokens = np.memmap(folder / "tokens.bin", np.uint16, mode="r")
     cut = count[0] if count[1] else len(tokens) * 9 // 10

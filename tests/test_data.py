@@ -101,6 +101,7 @@ def test_text_that_is_not_utf8_is_bytes_and_for_gpt2_a_sentence(bytewise_gpt2):
     assert data.dataset("a.bytes", "bytes")[0][0][1] == 0xFF
     with pytest.raises(ValueError, match="UTF-8"):
         data.dataset("a.bytes", "gpt2")
+    assert [path.name.split("-")[:2] for path in Path("data").iterdir()] == [["a.bytes", "bytes"]]
 
 
 def test_no_network_says_what_to_put_where(monkeypatch):

@@ -1,18 +1,16 @@
 """
 bench.py: what each encoding costs, side by side on this machine.
 
-A step is train.py's: forward, backward, clip, fused AdamW; compiled, and in bf16 where there is hardware. In
-each round every encoding takes a turn of three steps, in an order that rotates, to and fro. Its ratio to RoPE
-is the median over the rounds of (its time / RoPE's in that round), with the quartiles: what else a machine
-does, if it outlasts a round, falls on both and cancels. Milliseconds, medians too, need a quiet machine.
+A step is train.py's, compiled, and in bf16 where there is hardware. In each round every encoding takes a turn
+of three steps, in an order that rotates, to and fro. Its ratio to RoPE is the median over the rounds of (its
+time / RoPE's in that round), with the quartiles: what else a machine does, if it outlasts a round, falls on
+both and cancels. Milliseconds, medians too, need a quiet machine.
 
-    FLOPs a token = 6 N + 6 layers L D     N = 12 layers D^2 + V D weights in matrix products; L / 2 tokens to
-                                           see on average; 2 for a multiply-add; backward twice forward
+    FLOPs a token = 6 (12 layers D^2 + V D) + 6 layers L D      L / 2 tokens to see; backward twice forward
     of peak       = FLOPs a token * tokens/s / FLOPs/s of the fastest square matrix product of the same run
     memory        = weights, optimiser state, and the most that one step holds on top, by torch's allocator
 
-$ python bench.py                                       minutes, most of them compiling; 4 heads, L = 256
-$ python bench.py --device cuda --heads 8 --L 1024      width 512, 6 layers
+$ python bench.py      minutes, most of them compiling; on a GPU with --heads 8 --L 1024
 """
 import argparse
 import itertools
@@ -22,8 +20,19 @@ import time
 
 import torch
 
-from rope import RoPE, rotate
+from ape import APE
+from rope import RoPE, frequencies, rotate
 from train import GPT, encodings, has_bf16, number
+
+
+class Powers(APE):
+    """A table of all powers W^m (L, H, d, d), doubled until it is long enough: what ape.py does without."""
+    def forward(self, pos):
+        W = torch.matrix_exp(self.A.triu(1) - self.A.triu(1).mT)
+        table = torch.stack((torch.eye(self.d, device=W.device).expand_as(W), W))
+        while len(table) < len(pos):
+            table = torch.cat((table, table @ table[-1] @ W))
+        return lambda x: torch.einsum("lhij,bhlj->bhli", table[:len(pos)].to(x.dtype), x)
 
 
 def concatenate(x, cos, sin):
@@ -41,8 +50,7 @@ def adjacent(x, cos, sin):
 def training_step(config, x, y, dtype, compiled):
     """x, y (B, L) -> a function that trains GPT(config) on them for one step; and its optimiser."""
     model = GPT(config).to(x.device)
-    pe = list(model.pe.parameters())
-    rest = [w for name, w in model.named_parameters() if not name.startswith("pe.")]
+    rest, pe = [w for name, w in model.named_parameters() if name[:3] != "pe."], list(model.pe.parameters())
     groups = [w for w in rest if w.ndim == 2], [w for w in rest if w.ndim != 2], pe
     optimizer = torch.optim.AdamW([{"params": g} for g in groups if g], lr=1e-4, fused=True)
 
@@ -50,17 +58,13 @@ def training_step(config, x, y, dtype, compiled):
         with torch.autocast(x.device.type, torch.bfloat16, enabled=dtype == "bf16"):
             logits, loss = model(x, y)
         return loss + 1e-4 * logits.float().logsumexp(-1).square().mean()
-    if compiled:
-        # A code object for each: of one that all share, dynamo keeps 8 versions and then gives up.
-        objective.__code__ = objective.__code__.replace()
-        objective = torch.compile(objective, fullgraph=True)
+    objective.__code__ = objective.__code__.replace()       # its own: of one for all, dynamo keeps 8 versions
+    objective = torch.compile(objective, fullgraph=True, disable=not compiled)
 
     def step():
         objective().backward()
-        for part in (rest, pe):
-            torch.nn.utils.clip_grad_norm_(part, 0.5)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        torch.nn.utils.clip_grad_norm_(rest, 0.5), torch.nn.utils.clip_grad_norm_(pe, 0.5)
+        optimizer.step(), optimizer.zero_grad(set_to_none=True)
     return step, optimizer
 
 
@@ -87,9 +91,7 @@ def in_rounds(turns, rounds, device):
         for name in (names[r % n:] + names[:r % n])[::(-1) ** (r // n)]:
             wait()
             start = time.perf_counter()
-            for _ in range(3):
-                turns[name]()
-            wait()
+            turns[name](), turns[name](), turns[name](), wait()
             ms[name].append((time.perf_counter() - start) / 3 * 1e3)
     return {name: times[1:] for name, times in ms.items()}
 
@@ -106,7 +108,6 @@ if __name__ == "__main__":
     count = number(int, 1, 10**6, 16)
     ap = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     ap.add_argument("--heads", type=count, default=4, help="the dial: width 64 heads, 3 heads // 4 layers")
-    ap.add_argument("--layers", type=count, help="overrides the dial's")
     ap.add_argument("--L", type=count, default=256, help="length of a window, tokens")
     ap.add_argument("--batch", type=count, default=16, help="windows a step")
     ap.add_argument("--rounds", type=number(int, 2, 10**6, 20), default=20, help="of three steps each")
@@ -117,31 +118,31 @@ if __name__ == "__main__":
     H, B, L, device = args.heads, args.batch, args.L, args.device
     dtype = args.dtype or ("bf16" if has_bf16(device) else "fp32")
     torch.set_float32_matmul_precision("high")
-
-    layers, D, n = args.layers or max(1, 3 * H // 4), 64 * H, 2048 if device == "cpu" else 8192
+    layers, D, n = max(1, 3 * H // 4), 64 * H, 2048 if device == "cpu" else 8192
     print(f"{H} heads, {layers} layers, {B} x {L} tokens, {dtype} on {device}{', compiled' * args.compile}")
     x, y = torch.randint(257, (2, B, L), device=device)
-    config = {"vocab": 257, "heads": H, "layers": layers}
-    made = {pe: training_step({**config, "pe": pe}, x, y, dtype, args.compile) for pe in encodings}
+    encodings["powers"] = lambda c: Powers(c["d"], c["heads"])
+    rows = {pe: {"pe": pe} for pe in ("rope", "prope", "lerope", "nope", "ape", "powers", "ndrope")}
+    rows["folded"] = {"pe": "rope", "theta": [frequencies(64).tolist()] * H}        # an APE after fold
+    rows["basis"] = {"pe": "ndrope", "basis": "cayley"}                             # its Q learned
+    made = {name: training_step({"vocab": 257, "heads": H, "layers": layers} | row, x, y, dtype, args.compile)
+            for name, row in rows.items()}
     a = torch.randn(n, n, device=device).to(torch.bfloat16 if dtype == "bf16" else torch.float32)
     ms = in_rounds({pe: step for pe, (step, _) in made.items()}, args.rounds, device)
     flops = 6 * (12 * layers * D**2 + 257 * D) + 6 * layers * L * D                 # a token
     peak = 2 * n**3 / min(in_rounds({"": lambda: a @ a}, args.rounds, device)[""]) * 1e3    # a second
     print(f"{flops / 1e6:.1f} MFLOPs a token, peak {peak / 1e12:.3g} TFLOPs/s\n")
     print("a step         ms    tokens/s   of peak   memory, MB   ratio to rope [quartiles]")
-    for pe in encodings:
+    for pe in rows:
         rate = B * L / statistics.median(ms[pe]) * 1e3
         print(f"{pe:8} {B * L / rate * 1e3:8.2f} {rate:11,.0f} {flops * rate / peak:9.1%} "
               f"{memory(*made[pe]):12,.1f}   {ratio(ms[pe], ms['rope'])}")
-
     x = torch.randn(16, 4, 256, 64, device=device, requires_grad=True)
     g, turns = torch.randn_like(x), {}
     angle = (torch.arange(256)[:, None] * RoPE(64).theta()).float().to(device)      # (L, d/2)
     half, full = [(t.cos(), t.sin()) for t in (angle, torch.cat((angle, angle), dim=-1))]
-    same, order = torch.arange(64), torch.arange(64).view(2, 32).T.flatten()        # 0, 32, 1, 33, ...
-    for form, tables, channels in (rotate, half, same), (concatenate, full, same), (adjacent, half, order):
-        torch.testing.assert_close(form(x[..., channels], *tables), rotate(x, *half)[..., channels])
-        rho = torch.compile(form, fullgraph=True) if args.compile else form
+    for form, tables in (rotate, half), (concatenate, full), (adjacent, half):
+        rho = torch.compile(form, fullgraph=True, disable=not args.compile)
         turns[form.__name__] = lambda rho=rho, tables=tables: torch.autograd.grad(rho(x, *tables), x, g)
     ms = in_rounds(turns, args.rounds, device)
     print("\nx (16, 4, 256, 64), float32    ms   ratio to rotate")

@@ -23,6 +23,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+import tasks
+
 FINEWEB = "https://huggingface.co/datasets/kjj0/fineweb10B-gpt2/resolve/main/"
 MAGIC = 20240520                                        # llm.c: 256 int32, this one first, then uint16 ids
 tokenizers = {"bytes": (257, 256), "gpt2": (50257, 50256)}  # size of the vocabulary, end-of-text
@@ -183,3 +185,44 @@ def windows(tokens, L, n):
         start = (len(a) - L) * i // n
         pieces.append(a[start:start + L + 1])
     return torch.from_numpy(np.stack(pieces).astype(np.int64))
+
+
+def source(args, rows, held_out):
+    """train.py's flags -> the function step -> the rows of that step, the validation rows, and what they are.
+    Rows are x, y (n, L), -1 in y where nothing is to be predicted, and of a task pos, (n, L) or (n, L, N)."""
+    name, pe, L = args.data, args.pe, args.L
+    if pe == "ape-grid" and name != "grid" or pe == "ape-tree" and name[-2:] not in ("-b", "-d"):
+        raise ValueError(f"it has no positions for {pe}: name grid for ape-grid, and a task on trees, as "
+                         "rotate-d, for ape-tree")
+    if name in tasks.names:
+        if args.tokenizer or args.needles:
+            raise ValueError("a task has its own tokens: leave --tokenizer and --needles out")
+        nd = pe in ("ape-grid", "ape-tree") or pe == "ndrope" and name == "grid"
+        train = tasks.task(name, 6000, args.seed, False, nd)
+        val = tasks.task(name, held_out, args.seed, True, nd)
+        info = {"data": name, "tokenizer": name, "vocab": tasks.vocabulary(name), "L": train[0].shape[1],
+                "ndim": 1 + (nd and name == "grid"), "bytes_per_token": None,
+                "says": f"6,000 + {held_out:,} rows of {train[0].shape[1]} tokens"}
+
+        def draw(step):
+            which = np.random.default_rng((args.seed, step)).integers(6000, size=rows)
+            return [part[which] for part in train]
+        return draw, val, info
+
+    train, val, info = dataset(name, args.tokenizer)
+    for part, arrays in (("training", train), ("validation", val)):
+        if max(map(len, arrays)) <= L:
+            raise ValueError(f"its {part} part has {max(map(len, arrays))} tokens in one piece, and a window "
+                             f"of --L {L} needs one more than that: more text, or a smaller --L")
+    vocab, eot = tokenizers[info["tokenizer"]]
+    info |= {"vocab": vocab, "eot": eot, "L": L, "ndim": 1, "says":
+             f"{info['files']} files, {info['bytes']:,} bytes, sha256 {info['sha256'][:12]}, "
+             f"{sum(map(len, train)):,} + {sum(map(len, val)):,} tokens"}
+
+    def draw(step):
+        text = batch(train, L, rows, args.seed, step)
+        if args.needles:
+            text = plant(text, args.needles, np.random.default_rng((args.seed, step, 1)), vocab)
+        return text[:, :-1], text[:, 1:]
+    text = windows(val, L, held_out)
+    return draw, (text[:, :-1], text[:, 1:]), info

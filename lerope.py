@@ -34,9 +34,9 @@ from rope import RoPE, frequencies
 
 
 class LeRoPE(RoPE):
-    def __init__(self, d, base=10_000.0):
-        """d: width of a head. One alpha (d/2,) serves all layers and heads."""
-        super().__init__(d, base)
+    def __init__(self, d, base=10_000.0, theta=None):
+        """d: width of a head. One alpha (d/2,) for all layers and heads. theta: a start other than RoPE's."""
+        super().__init__(d, base, theta)
         self.alpha = nn.Parameter(torch.zeros(d // 2))
 
     def theta(self, device=None):

@@ -190,8 +190,8 @@ def to_hf(pe, L):
     """pe, trained at length L -> rope_parameters for any engine that reads them. Neither RoPE nor p-RoPE: a
     LongRoPE table base^(-2i/d) / theta_i, LeRoPE's e^-alpha. Fold a learned basis into W_q and W_k before."""
     theta, L = pe.theta().detach().cpu(), check("L", L, 1)
-    if theta.ndim > 1:
-        raise ValueError(f"theta has {len(theta)} rows, one a head; a config holds one spectrum for all")
+    if theta.ndim > 1 or getattr(pe, "a", None) is not None:
+        raise ValueError(f"theta {[*theta.shape]} or its basis: a config has one spectrum for all, and no basis")
     n, kept, plain = len(theta), int((theta != 0).sum()), frequencies(2 * len(theta), pe.base)
     if pe.temperature == 1 and torch.equal(theta, plain * (torch.arange(n) < kept)):
         p = math.ceil(kept / n * 1e6) / 1e6                         # read as int(p d // 2): never round down

@@ -20,6 +20,7 @@ share their batches and all other initial weights: compare encodings in pairs.
 [2] Charles et al. 2025, https://arxiv.org/abs/2503.09799
 
 $ python train.py --pe lerope          on the standard library's source, byte by byte; out/lerope-s0/
+$ python train.py --pe ape --data rotate-d          on a task of tasks.py
 $ torchrun --nproc_per_node=8 train.py --pe lerope --data fineweb:9 --heads 8 --L 1024 --batch 64
 """
 import argparse
@@ -37,16 +38,23 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from data import batch, dataset, tokenizer, tokenizers, windows
+from ape import APE, GridAPE, TreeAPE
+from data import source, tokenizer, tokenizers
 from lerope import LeRoPE
+from ndrope import BASES, NDRoPE
 from prope import PRoPE
-from rope import RoPE, frequencies
+from rope import RoPE
 
 encodings = {                                               # name -> constructor, from the model's config
     "rope": lambda c: RoPE(c["d"], c["base"], c["theta"]),
     "prope": lambda c: PRoPE(c["d"], c["p"], c["base"], c["reverse"]),
-    "lerope": lambda c: LeRoPE(c["d"], c["base"]),
+    "lerope": lambda c: LeRoPE(c["d"], c["base"], c["theta"]),
     "nope": lambda c: PRoPE(c["d"], p=0.0),
+    "ape": lambda c: APE(c["d"], c["heads"], c["ape_init"], c["base"]),
+    "ape-grid": lambda c: GridAPE(c["d"], c["heads"], c["ndim"], c["ape_init"], c["base"]),
+    "ape-tree": lambda c: TreeAPE(c["d"], c["heads"]),
+    "ndrope": lambda c: NDRoPE(c["d"], c["ndim"], base=c["base"],
+                               directions=c["directions"], basis=c["basis"]),
 }
 
 
@@ -92,9 +100,11 @@ class Block(nn.Module):
 
 class GPT(nn.Module):
     def __init__(self, config):
-        """config: vocab, heads, layers, pe; if not the default d (a head's width), base, p, reverse, theta"""
+        """config: vocab, heads, layers, pe; d, a head's width, and what encodings take if not these"""
         super().__init__()
-        self.config = config = {"d": 64, "base": 1e4, "p": 0.75, "reverse": False, "theta": None, **config}
+        self.config = config = {
+            "d": 64, "base": 1e4, "p": 0.75, "reverse": False, "theta": None, "ape_init": "rope", "ndim": 1,
+            "directions": "axial", "basis": "identity", **config}
         D, layers = config["heads"] * config["d"], config["layers"]
         self.embed = nn.Embedding(config["vocab"], D)
         self.blocks = nn.ModuleList(Block(D, config["heads"]) for _ in range(layers))
@@ -182,23 +192,27 @@ def flags():
     g.add_argument("--p", type=fraction, default=0.75, help="prope: fraction of bands kept, the fastest")
     g.add_argument("--reverse", action="store_true", help="prope: keep the slowest instead")
     g.add_argument("--base", type=number(float, 1.1, 1e30, 1e4), default=1e4, help="base of the frequencies")
+    g.add_argument("--ape_init", default="rope", choices=("rope", "near_identity"), help="ape: A's start")
+    g.add_argument("--directions", default="axial", choices=("axial", "mixed"), help="ndrope: its axes")
+    g.add_argument("--basis", default="cayley", choices=BASES, help="ndrope: how its Q is learned")
     g.add_argument("--freeze_pe", action="store_true", help="the encoding's parameters keep their values")
-    g.add_argument("--init_pe", metavar="LOG_OR_CKPT", help="rope, lerope: another run's frequencies")
+    g.add_argument("--init_pe", metavar="LOG", help="rope, lerope: the frequencies that another run learned")
     g = ap.add_argument_group("model")
     g.add_argument("--heads", type=count, default=4, help="the dial: width 64 heads, 3 heads // 4 layers")
     g.add_argument("--layers", type=count, help="overrides the dial's")
     g.add_argument("--init", metavar="CKPT", help="start from the weights of another run, of any encoding")
     g = ap.add_argument_group("data")
     g.add_argument("--data", default="python", help="python (the standard library's source), a text file or "
-                   "folder, 'path/*_train_*.bin', or fineweb:N for N shards of 100M tokens")
+                   "folder, 'path/*_train_*.bin', fineweb:N (shards of 100M tokens), or a task of tasks.py")
     g.add_argument("--tokenizer", choices=tokenizers, help="if not given, bytes for text and gpt2 for .bin")
-    g.add_argument("--L", type=count, default=256, help="length of a window, tokens")
+    g.add_argument("--L", type=count, default=256, help="length of a window; a task has its own")
+    g.add_argument("--needles", type=fraction, default=0.0, help="share of windows with needles in them")
     g = ap.add_argument_group("optimisation")
     g.add_argument("--steps", type=count, default=1600, help="optimiser steps")
     g.add_argument("--batch", type=count, default=16, help="windows a micro-step, over all processes")
     g.add_argument("--accum", type=count, default=1, help="micro-steps a step")
     g.add_argument("--lr", type=rate, default=1e-3, help="peak rate: 2 %% warm-up, then a cosine to a tenth")
-    g.add_argument("--pe_lr", type=rate, default=2e-2, help="the same for the encoding's parameters")
+    g.add_argument("--pe_lr", type=rate, help="the encoding's; 2e-2 if not given and lerope, else 1e-3")
     g.add_argument("--clip", type=norm, default=0.5, help="largest norm of the gradient; inf turns it off")
     g.add_argument("--pe_clip", type=norm, default=0.5, help="the same for the encoding's parameters")
     g.add_argument("--seed", type=seed, default=0, help="of the initial weights and the batches")
@@ -206,7 +220,7 @@ def flags():
     g.add_argument("--out", help="folder of the run; out/<pe>-s<seed> if not given")
     g.add_argument("--resume", action="store_true", help="go on with the run in that folder")
     g.add_argument("--eval_every", type=count, default=200, help="steps between evaluations and checkpoints")
-    g.add_argument("--eval_windows", type=count, default=512, help="validation windows of an evaluation")
+    g.add_argument("--eval_windows", type=count, default=512, help="validation rows of an evaluation")
     g.add_argument("--device", help="cuda, mps or cpu; if not given, the first of them that is there")
     g.add_argument("--dtype", choices=("bf16", "fp32"), help="if not given, bf16 where there is hardware")
     g.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True, help="torch.compile")
@@ -214,12 +228,11 @@ def flags():
 
 
 def spectrum(path):
-    """The frequencies of another run, from its log.jsonl or its checkpoint: (d/2,) radians a token."""
-    if not str(path).endswith(".jsonl"):
-        return load(path).pe.theta().detach()
+    """The learned frequencies of another run, from its log.jsonl, or its folder: (d/2,) radians a token."""
+    path = Path(path, "log.jsonl") if Path(path).is_dir() else path
     try:
         thetas = [v["theta"] for v in map(json.loads, open(path)) if "theta" in v]
-        return torch.tensor(thetas[-1], dtype=torch.float64)
+        return torch.tensor(thetas[-1], dtype=torch.float64).flatten()
     except (OSError, ValueError, IndexError, TypeError):
         raise ValueError(f"{path} is no log of a run with a learned encoding: name its log.jsonl") from None
 
@@ -230,15 +243,14 @@ def has_bf16(device):
     return any(units) if device == "cpu" else device == "cuda" and torch.cuda.is_bf16_supported()
 
 
-def draw(lines, path):
+def plot(lines, path):
     from matplotlib.figure import Figure
-    fig = Figure(figsize=(6, 3.4), layout="constrained")
-    ax = fig.subplots()
+    ax = Figure(figsize=(6, 3.4), layout="constrained").subplots()
     for key in ("train", "val"):
         ax.plot(*zip(*[(v["step"], v[key]) for v in lines if v.get(key)] or [(0, 0)]), ".-", label=key)
     ax.set(xlabel="step", ylabel="loss, nats a token", title=path.parent.name)
     ax.legend()
-    fig.savefig(path, dpi=100)
+    ax.figure.savefig(path, dpi=100)
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -273,10 +285,9 @@ def main():
         try:
             out.mkdir(parents=True, exist_ok=True)
             lock = open(out / ".lock", "w")
-            import fcntl
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except ImportError:                                 # Windows: no lock
-            pass
+            with contextlib.suppress(ImportError):          # Windows has no such lock
+                import fcntl
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             ap.error(f"--out {out}: another run is writing there; name another folder")
         except OSError as e:
@@ -305,32 +316,25 @@ def main():
             print("torch.compile finds no C++ compiler here: running without it, slower")
             compiled = False
 
-    # The data.
+    # The data: a function step -> its rows, and the validation rows.
+    rows, n = args.batch * args.accum, args.batch * max(1, args.eval_windows // args.batch)
     try:
-        train, val, info = dataset(args.data, args.tokenizer)
+        draw, held_out, info = source(args, rows, n)
     except (ValueError, OSError) as e:
         ap.error(f"--data {args.data}: {e}")
-    for part, arrays in (("training", train), ("validation", val)):
-        if max(map(len, arrays)) <= args.L:
-            ap.error(f"--data {args.data}: its {part} part has {max(map(len, arrays))} tokens in one piece, "
-                     f"and a window of --L {args.L} needs one more than that: more text, or a smaller --L")
     if ckpt and ckpt["data"] != info:
         ap.error(f"--data {args.data}: it has changed since the run in {out} began; use another --out")
-    vocab, eot = tokenizers[info["tokenizer"]]
 
     # The model, made on the CPU, so that a seed means the same weights on every device.
     try:
-        theta = spectrum(args.init_pe) if args.init_pe and not ckpt else None
+        theta = RoPE(64, theta=spectrum(args.init_pe)).given if args.init_pe and not ckpt else None
         other = read_checkpoint(args.init) if args.init and not ckpt else None
     except ValueError as e:
         ap.error(f"--init or --init_pe: {e}")
-    if theta is not None and (theta.shape != (32,) or not (theta > 0).all()):
-        ap.error(f"--init_pe {args.init_pe}: this needs 32 frequencies above 0, and it has {theta.tolist()}")
-    fixed = theta.tolist() if theta is not None and args.pe == "rope" else None
     config = ckpt["config"] if ckpt else {
-        "vocab": vocab, "heads": args.heads, "layers": args.layers or max(1, 3 * args.heads // 4), "d": 64,
-        "pe": args.pe, "base": args.base, "p": args.p, "reverse": args.reverse, "theta": fixed, "L": args.L,
-        "tokenizer": info["tokenizer"]}
+        "layers": args.layers or max(1, 3 * args.heads // 4), "d": 64, "theta": theta, **{
+            k: (vars(args) | info)[k] for k in ("pe", "heads", "base", "p", "reverse", "ape_init", "ndim",
+                                                "directions", "basis", "vocab", "L", "tokenizer")}}
     torch.manual_seed(args.seed)
     model = GPT(config)
     if other:
@@ -339,8 +343,6 @@ def main():
         same = other["config"]["pe"] == args.pe
         weights = {name: w for name, w in other["model"].items() if same or not name.startswith("pe.")}
         model.load_state_dict(weights, strict=same)
-    if args.pe == "lerope" and theta is not None:
-        model.pe.alpha.data.copy_((theta / frequencies(config["d"], args.base)).log())
     model.pe.requires_grad_(not args.freeze_pe)
     model.to(device)
     parameters = sum(w.numel() for w in model.parameters())
@@ -348,10 +350,11 @@ def main():
     # The optimiser: matrices decay, gains do not, and the encoding is a group of its own.
     pe = [w for w in model.pe.parameters() if w.requires_grad]
     rest = [w for name, w in model.named_parameters() if not name.startswith("pe.")]
+    pe_lr = 2e-2 if args.pe == "lerope" else 1e-3
     decay = min(4 / (args.lr * args.steps), 0.1 / args.lr)
     groups = [{"params": [w for w in rest if w.ndim == 2], "peak": args.lr, "weight_decay": decay},
               {"params": [w for w in rest if w.ndim != 2], "peak": args.lr, "weight_decay": 0.0},
-              {"params": pe, "peak": args.pe_lr, "weight_decay": 0.0}]
+              {"params": pe, "peak": args.pe_lr or pe_lr, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW([g for g in groups if g["params"]], betas=(0.9, 0.999), fused=True)
     first, seconds = (ckpt["step"], ckpt["seconds"]) if ckpt else (0, 0.0)
     lines = [{"config": config, "args": vars(args), "parameters": parameters, "data": info,
@@ -366,36 +369,35 @@ def main():
     net = nn.parallel.DistributedDataParallel(model) if world > 1 else model
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=bf16)
 
-    def objective(x, y):
+    def objective(x, y, pos=None):
         with autocast:
-            logits, loss = net(x, y)
+            logits, loss = net(x, y, pos)
         z_loss = 1e-4 * logits.float().logsumexp(-1).square().mean()
         return loss, (loss + z_loss) / args.accum
 
     @torch.no_grad()
-    def token_losses(x, y):
+    def token_losses(x, y, pos=None):
         with autocast:
-            logits, _ = model(x)
-        return F.cross_entropy(logits.float().transpose(1, 2), y, reduction="none")             # (B, L)
+            logits, _ = model(x, pos=pos)
+        return F.cross_entropy(logits.float().mT, y, reduction="none", ignore_index=-1)             # (B, L)
 
     if compiled:
         objective, token_losses = torch.compile(objective), torch.compile(token_losses)
 
     def micro_steps(rows):
-        """rows (n, L + 1) of one step, of all processes -> this one's x, y (B, L) of each micro-step."""
-        for part in rows.split(args.batch):
-            part = part[rank::world].pin_memory() if device.type == "cuda" else part[rank::world]
-            part = part.to(device, non_blocking=True)
-            yield part[:, :-1].contiguous(), part[:, 1:].contiguous()
-
-    held_out = windows(val, args.L, args.batch * max(1, args.eval_windows // args.batch))
+        """x, y and maybe pos (n, L, ..) of one step, of all processes -> this one's of each micro-step."""
+        for part in zip(*(t.split(args.batch) for t in rows)):
+            part = [t[rank::world].contiguous() for t in part]
+            part = [t.pin_memory() for t in part] if device.type == "cuda" else part
+            yield [t.to(device, non_blocking=True) for t in part]
 
     def evaluate():
-        """Validation loss by position in the window, (L,) nats."""
-        loss = sum(token_losses(x, y).sum(0) for x, y in micro_steps(held_out))
+        """Validation loss, nats: the mean over all targets, and by position in the row, (L,)."""
+        loss = sum(token_losses(*part).double().sum(0) for part in micro_steps(held_out))
         if world > 1:
             dist.all_reduce(loss)
-        return loss.cpu().double() / len(held_out)
+        there = (held_out[1] >= 0).sum(0)
+        return loss.sum().item() / there.sum().item(), (loss.cpu() / there).tolist()
 
     def write(path, save):
         """Aside and renamed: whatever happens, the file of before or the new one is there, whole."""
@@ -431,10 +433,9 @@ def main():
         signal.signal(number, lambda number, frame: sys.exit(1) if stop else stop.append(number))
     say(f"{args.pe}: {parameters / 1e6:.2f}M parameters, {args.heads} heads, {config['layers']} layers, "
         f"on {device} in {'bf16' if bf16 else 'fp32'}{', compiled' * compiled}, to {out}/")
-    say(f"{args.data}: {info['files']} files, {info['bytes']:,} bytes, sha256 {info['sha256'][:12]}, "
-        f"{sum(map(len, train)):,} + {sum(map(len, val)):,} tokens; Python {sys.version.split()[0]}")
-    rows, warmup = args.batch * args.accum, max(1, args.steps // 50)
-    batches = lambda step: list(micro_steps(batch(train, args.L, rows, args.seed, step)))
+    say(f"{args.data}: {info['says']}; Python {sys.version.split()[0]}")
+    warmup, tokens = max(1, args.steps // 50), rows * info["L"]
+    batches = lambda step: list(micro_steps(draw(step)))
     ready, total, since, last = batches(first), 0.0, 0, seconds
     for step in range(first, args.steps + 1):
         if world > 1:                                       # all processes stop at the same step
@@ -442,19 +443,18 @@ def main():
             stop += [0] * int(flag)
         done = step == args.steps
         if stop or done or step % args.eval_every == 0:
-            loss = evaluate()
-            finite(total + loss.mean())
-            nats, train_loss = loss.mean().item(), float(total) / since if since else None
+            nats, by_position = evaluate()
+            finite(total + nats)
+            train_loss, rate = float(total) / since if since else None, since * tokens / (seconds - last or 1)
             bits = nats / math.log(2) / info["bytes_per_token"] if info["bytes_per_token"] else None
-            rate = since * rows * args.L / (seconds - last or 1)
-            lines.append({"step": step, "tokens": step * rows * args.L, "train": train_loss, "val": nats,
+            lines.append({"step": step, "tokens": step * tokens, "train": train_loss, "val": nats,
                           "bits_per_byte": bits, "lr": optimizer.param_groups[0]["lr"] if step else 0.0,
                           "tokens_per_s": rate, "seconds": seconds,
-                          "by_position": [round(v, 4) for v in loss.tolist()]})
+                          "by_position": [round(v, 4) for v in by_position] if bits else None})
             if pe and hasattr(model.pe, "theta"):
                 lines[-1]["theta"] = model.pe.theta().tolist()
             say(f"step {step:5}  " + (f"train {train_loss:.4f}  " if since else "") + f"val {nats:.4f} nats "
-                + (f"a token, {bits:.4f} bits a byte" if bits else "a token")
+                + ("a token" if bits is None else f"a token, {bits:.4f} bits a byte")
                 + (f", {rate:,.0f} tokens/s, {seconds:.0f} s" if since else ""))
             keep(step)
             total, since, last = 0.0, 0, seconds
@@ -464,9 +464,9 @@ def main():
         started, turn = time.time(), math.pi * max(0, step - warmup) / max(1, args.steps - warmup)
         for group in optimizer.param_groups:
             group["lr"] = group["peak"] * min((step + 1) / warmup, 0.55 + 0.45 * math.cos(turn))
-        for i, (x, y) in enumerate(ready):
+        for i, part in enumerate(ready):
             with contextlib.nullcontext() if world == 1 or i == args.accum - 1 else net.no_sync():
-                loss, minimised = objective(x, y)
+                loss, minimised = objective(*part)
                 minimised.backward()
             total += loss.detach() / args.accum
         ready = batches(step + 1)                           # while a GPU still works on this one
@@ -479,19 +479,19 @@ def main():
         finite(total if since % 10 == 0 else 0)             # each look makes a GPU wait
         if since % (10 if terminal else 100) == 0:          # in place on a terminal, sparse in a file
             rate = since / (seconds - last)
-            say(f"step {step + 1}/{args.steps}  loss {loss:.4f}  {rate * rows * args.L:,.0f} tokens/s  "
+            say(f"step {step + 1}/{args.steps}  loss {loss:.4f}  {rate * tokens:,.0f} tokens/s  "
                 f"{(args.steps - step - 1) / rate:.0f} s left", end="")
 
     if rank == 0:
-        draw(lines, out / "loss.png")
-        if done:
-            with autocast:
-                sample = generate(model, torch.tensor([[eot]], device=device), 300)[0].tolist()
-            with contextlib.suppress(ValueError):           # without GPT-2's vocabulary, its ids
-                sample = tokenizer(info["tokenizer"])[1](sample)
-            print(f"validation loss {nats:.4f} nats a token after {seconds:.0f} s; a sample:\n\n{sample}")
-        else:
+        plot(lines, out / "loss.png")
+        if not done:
             print(f"stopped at step {step} and saved; --resume goes on")
+        elif info["tokenizer"] in tokenizers:               # text: what the model writes
+            with autocast:
+                text = generate(model, torch.tensor([[info["eot"]]], device=device), 300)[0].tolist()
+            with contextlib.suppress(ValueError):           # without GPT-2's vocabulary, its ids
+                text = tokenizer(info["tokenizer"])[1](text)
+            print(f"validation loss {nats:.4f} nats a token after {seconds:.0f} s; a sample:\n\n{text}")
     if world > 1:
         dist.destroy_process_group()
 

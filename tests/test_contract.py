@@ -17,7 +17,9 @@ import numpy as np
 import pytest
 import torch
 
+from ape import APE
 from lerope import LeRoPE
+from ndrope import NDRoPE
 from prope import PRoPE
 from rope import RoPE
 from train import GPT
@@ -40,6 +42,26 @@ def turns(theta):
     return B
 
 
+def upper(A):
+    """B (H, d, d): A above the diagonal, minus that below it."""
+    B = torch.zeros(A.shape, dtype=torch.float64)
+    for h, i, j in itertools.product(range(H), range(d), range(d)):
+        if i < j:
+            B[h, i, j], B[h, j, i] = A[h, i, j].item(), -A[h, i, j].item()
+    return B
+
+
+def in_the_basis_of(pe, theta):
+    """Q turns(theta) Q^T, Q = (I - A/2)^-1 (I + A/2) of the pairs that a tournament of d players brings."""
+    A, table = torch.zeros(d, d, dtype=torch.float64), list(range(d - 1))
+    for r in range(d - 1):
+        for k, (i, j) in enumerate([(table[0], d - 1)] + [(table[k], table[-k]) for k in range(1, d // 2)]):
+            A[j, i], A[i, j] = pe.a[r, k].item(), -pe.a[r, k].item()
+        table = table[1:] + table[:1]
+    Q = (torch.eye(d) - A / 2).inverse() @ (torch.eye(d) + A / 2)
+    return Q @ turns(theta) @ Q.T
+
+
 ENCODINGS = {                                       # name: constructor, its generators (H, d, d) as stored
     "rope": (lambda: RoPE(d), lambda pe: turns(lambda h, i: power(i))),
     "per head": (lambda: RoPE(d, theta=SPECTRA), lambda pe: turns(lambda h, i: SPECTRA[h][i])),
@@ -47,6 +69,9 @@ ENCODINGS = {                                       # name: constructor, its gen
     "reversed": (lambda: PRoPE(d, 0.75, reverse=True), lambda pe: turns(lambda h, i: power(i) if i else 0)),
     "lerope": (lambda: LeRoPE(d), lambda pe: turns(lambda h, i: math.exp(pe.alpha[i].item()) * power(i))),
     "nope": (lambda: PRoPE(d, p=0), lambda pe: turns(lambda h, i: 0)),
+    "ape": (lambda: APE(d, H), lambda pe: upper(pe.A)),
+    "ape, near identity": (lambda: APE(d, H, "near_identity"), lambda pe: upper(pe.A)),
+    "ndrope": (lambda: NDRoPE(d, 1, basis="cayley"), lambda pe: in_the_basis_of(pe, lambda h, i: power(i))),
 }
 LEARNED = [name for name, (make, _) in ENCODINGS.items() if list(make().parameters())]
 every_encoding = pytest.mark.parametrize("name", ENCODINGS)
@@ -63,6 +88,7 @@ def close(a, b, atol):
 def encoding(name):
     """The encoding with what it learns moved off the start, and the function that gives its generators."""
     make, generators = ENCODINGS[name]
+    torch.manual_seed(0)
     pe = make()
     for i, w in enumerate(pe.parameters()):
         w.data += 0.5 * random(*w.shape, seed=i)
@@ -214,7 +240,7 @@ def test_every_learned_parameter_has_a_gradient(name):
 
 
 # ---------------------------------------------------------------------------------------------------- the GPT
-MODELS = ("rope", "prope", "lerope", "nope")
+MODELS = {"rope": {}, "prope": {}, "lerope": {}, "nope": {}, "ape": {}, "ndrope": {"basis": "cayley"}}
 every_model = pytest.mark.parametrize("pe", MODELS)
 V, B = 17, 2
 IDX = torch.randint(V, (B, L), generator=torch.Generator().manual_seed(0))
@@ -223,7 +249,7 @@ IDX = torch.randint(V, (B, L), generator=torch.Generator().manual_seed(0))
 def gpt(pe, moved=True, **config):
     """A float64 GPT of 3 heads and 2 layers; moved: no weight at its initial value, not even a gain's."""
     torch.manual_seed(0)
-    model = GPT({"vocab": V, "heads": H, "layers": 2, "d": d, "pe": pe, **config}).double()
+    model = GPT({"vocab": V, "heads": H, "layers": 2, "d": d, "pe": pe, **MODELS[pe], **config}).double()
     for i, w in enumerate(model.parameters()):
         w.data += 0.3 * random(*w.shape, seed=i) * moved
     return model
@@ -234,17 +260,17 @@ def run(model, idx=IDX, pos=None):
     return model(idx, pos=pos)[0]
 
 
-def by_hand(w, idx, theta, temperature):
-    """The logits (L, V) of one row of tokens: the network once more, in numpy, a token and a head at a time,
-    rotated in complex numbers. w: the weights by name."""
+def by_hand(w, idx, G, temperature):
+    """The logits (L, V) of one row of tokens: the network once more, in numpy, a token and a head at a time.
+    w: the weights by name. G: the generators of rho, (H, d, d)."""
     def layernorm(x, gain):
         return (x - x.mean()) / np.sqrt(x.var() + 1e-5) * gain
 
     def rms(x):
         return x / np.sqrt((x**2).mean())
 
-    def turned(x, m):
-        return (x[: d // 2] + 1j * x[d // 2 :]) * np.exp(1j * m * theta)
+    def turned(x, m, h):
+        return torch.matrix_exp(m * G[h]).numpy() @ x
 
     stream = [w["embed.weight"][token] for token in idx]
     for layer in ("blocks.0.", "blocks.1."):
@@ -256,9 +282,9 @@ def by_hand(w, idx, theta, temperature):
         for m, x in enumerate(stream):
             heads = []
             for h in range(H):
-                q = w[layer + "scale"].flatten()[h] * turned(rms(queries[m][h]), m)
-                ks = [turned(rms(keys[n][h]), n) for n in range(m + 1)]
-                share = [math.exp(temperature * (q * k.conj()).sum().real / math.sqrt(d)) for k in ks]
+                q = w[layer + "scale"].flatten()[h] * turned(rms(queries[m][h]), m, h)
+                ks = [turned(rms(keys[n][h]), n, h) for n in range(m + 1)]
+                share = [math.exp(temperature * q @ k / math.sqrt(d)) for k in ks]
                 heads.append(sum(share[n] * values[n][h] for n in range(m + 1)) / sum(share))
             x = x + w[layer + "out.weight"] @ np.concatenate(heads)
             hidden = w[layer + "up.weight"] @ layernorm(x, w[layer + "norm2.weight"])
@@ -272,13 +298,16 @@ def by_hand(w, idx, theta, temperature):
 def test_logits_of_the_gpt_against_a_second_one_written_by_hand(pe, temperature):
     model = gpt(pe, p=0.5, base=100.0)
     model.pe.temperature = temperature
-    theta = np.array([100 ** (-2 * i / d) for i in range(d // 2)])
+    theta = [100 ** (-2 * i / d) for i in range(d // 2)]
     if pe == "lerope":
-        theta = theta * np.exp(model.pe.alpha.detach().numpy())
-    theta[{"prope": 2, "nope": 0}.get(pe, d // 2):] = 0
+        theta = [t * math.exp(a) for t, a in zip(theta, model.pe.alpha.tolist())]
+    kept = {"prope": 2, "nope": 0}.get(pe, d // 2)
+    speed = lambda h, i: theta[i] * (i < kept)
+    G = {"ape": lambda: upper(model.pe.A), "ndrope": lambda: in_the_basis_of(model.pe, speed)}
+    G = G.get(pe, lambda: turns(speed))()
     weights = {name: w.numpy() for name, w in model.state_dict().items()}
     for b in range(B):
-        close(run(model)[b], torch.from_numpy(by_hand(weights, IDX[b].tolist(), theta, temperature)), 1e-11)
+        close(run(model)[b], torch.from_numpy(by_hand(weights, IDX[b].tolist(), G, temperature)), 1e-11)
 
 
 @every_model

@@ -300,7 +300,8 @@ POS = {1: torch.arange(6), 2: GRID, 3: torch.cat((GRID, GRID[:, :1] * GRID[:, 1:
 
 def gpt(pe):
     torch.manual_seed(0)
-    model = GPT({"vocab": 17, "heads": H, "layers": 2, "d": d, "pe": "nope"}).double()
+    model = GPT({"vocab": 17, "heads": H, "layers": 2, "d": d, "pe": "ndrope", "ndim": pe.ndim,
+                 "directions": pe.directions, "basis": pe.basis}).double()
     for i, w in enumerate(model.parameters()):
         w.data += 0.3 * random(*w.shape, seed=i)
     model.pe = copy.deepcopy(pe)
@@ -334,7 +335,7 @@ def test_fold(arm):
         for name, w in model.state_dict().items():              # the given one is left as it was
             assert torch.equal(w, weights[name])
         if arm[2] != "identity":
-            assert folded.config["basis"] == "identity" and "basis" not in model.config
+            assert folded.config["basis"] == "identity" and model.config["basis"] == arm[2]
             model.pe.a = None                                   # a Q that is only dropped is missed
             assert (run(model, pos) - expected).abs().max() > 1e-3
 

@@ -12,6 +12,7 @@ import torch
 
 import scaling
 from lerope import LeRoPE
+from ndrope import NDRoPE
 from prope import PRoPE
 from rope import RoPE, frequencies
 from scaling import extend, from_hf, to_hf
@@ -545,7 +546,8 @@ def hf(length=None, max_position_embeddings=1024, **params):
     (hf(1000, **LONG | {"short_factor": None}), "short_factor = None"),
     (lambda: from_hf({"rope_theta": 1e4}), "hidden_size = None"),
     (lambda: to_hf(PRoPE(64, 0.5, reverse=True), 256), "16 bands"),
-    (lambda: to_hf(RoPE(64, theta=torch.rand(3, 32)), 256), "3 rows"),
+    (lambda: to_hf(RoPE(64, theta=torch.rand(3, 32)), 256), "[3, 32]"),
+    (lambda: to_hf(NDRoPE(64, 1, basis="exp"), 256), "no basis"),
     (lambda: to_hf(RoPE(64), 0), "L = 0"),
 ])
 def test_a_bad_argument_is_a_sentence(call, said):

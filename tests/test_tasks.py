@@ -3,7 +3,9 @@ The tasks: what the GPT would read, against checkers that know no nested trees.
 
 Here a tree is a table {path: symbol} with paths as strings of 0 and 1: sorted, its symbols are in depth-first
 order. The checkers move paths, rewrite strings and look products up; they see tensors only.
+A grid is a table {row + column i: symbol}, and an offset the complex number that its token's word says.
 """
+import collections
 import functools
 import math
 import re
@@ -120,7 +122,7 @@ def test_sequences(name):
 @pytest.mark.parametrize("name", TREES)
 def test_trees_and_their_paths(name):
     idx, targets, pos = rows(name)
-    same, also, paths = tasks.task(name, 1000, 0, paths=True)
+    same, also, paths = tasks.task(name, 1000, 0, nd=True)
     assert torch.equal(same, idx) and torch.equal(also, targets) and paths.shape[:2] == idx.shape
     single = 0
     for row, target_row, place, path_row in zip(idx, targets, pos, paths):
@@ -219,7 +221,7 @@ def test_a_row_by_hand(monkeypatch):
     assert idx.tolist() == [first, second + 4 * [0], third + 6 * [0]]
     assert targets.tolist() == [5 * [-1] + [21, 31, 22, 23], [-1, -1, -1, 24, 25] + 4 * [-1], 9 * [-1]]
     assert pos.tolist() == [[0, 1, 2, 3, 4, 0, 1, 2, 3], [0, 1, 2, 0, 1] + 4 * [0], [0, 1, 2] + 6 * [0]]
-    idx, _, pos = tasks.task("rotate-d", 3, 0, paths=True)
+    idx, _, pos = tasks.task("rotate-d", 3, 0, nd=True)
     assert idx[0].tolist() == [11, 12, 3, 1, 2, 32, 21, 31, 22]
     root, left, right = [-1, -1], [0, -1], [1, -1]
     assert pos[0].tolist() == [root, left, right, [0, 0], [0, 1], root, left, right, [1, 0]]
@@ -261,7 +263,7 @@ def test_the_loss_is_of_the_target_after_its_given_token(name):
 
 
 # -------------------------------------------------------------------------------------------- seeds and split
-@pytest.mark.parametrize("name", tasks.names)
+@pytest.mark.parametrize("name", [*tasks.SEQUENCES, *TREES])
 def test_seeded_and_the_held_out_set_disjoint(name):
     again, other = tasks.task(name, 100, 0), tasks.task(name, 100, 1)
     assert all(torch.equal(a, b) for a, b in zip(again, tasks.task(name, 100, 0)))
@@ -307,12 +309,75 @@ def test_op_draws_again_where_symbols_run_out():
     assert len(tasks.samples("op", 20, 0, size=(10, 0, math.inf))) == 20
 
 
+# ------------------------------------------------------------------------------------------------------ grids
+OFFSET = {token: complex(*map(int, word.strip("()").split(",")))
+          for token, word in enumerate(tasks.words("grid")) if token > 16}
+
+
+def asked(h, w, held_out, seed=0, n=1000):
+    """Each query of n rows as (cell, offset), after its row was checked."""
+    idx, targets, index = tasks.task("grid", n, seed, held_out, size=(h, w))
+    same, also, cells = tasks.task("grid", n, seed, held_out, nd=True, size=(h, w))
+    assert torch.equal(same, idx) and torch.equal(also, targets) and idx.shape == (n, h * w + 64)
+    assert index.shape == idx.shape and cells.shape == (*idx.shape, 2)
+    assert {t.dtype for t in (idx, targets, index, cells)} == {torch.int64}
+    found = []
+    for symbols, answers, index, cells in zip(*(t.tolist() for t in (idx, targets, index, cells))):
+        assert [[*divmod(i, w)] for i in index] == cells
+        places = [complex(*cell) for cell in cells]
+        assert places[:h * w] == [complex(row, column) for row in range(h) for column in range(w)]
+        grid = dict(zip(places[:h * w], symbols))
+        assert set(grid.values()) <= set(range(1, 17)) and set(answers[:h * w]) == {-1}
+        queries = [(place, OFFSET[token]) for place, token in zip(places[h * w:], symbols[h * w:])]
+        assert answers[h * w:] == [grid[place + offset] for place, offset in queries]
+        found += queries
+    return found
+
+
+@pytest.mark.parametrize("h, w", [(8, 8), (3, 7), (12, 5)])
+def test_grids(h, w):
+    train, held_out = asked(h, w, False), asked(h, w, True)
+    where = [{place for place, _ in queries} for queries in (train, held_out)]
+    assert not where[0] & where[1]
+    every = {complex(row, column) for row in range(h) for column in range(w)}
+    assert where[1] == {place for place in every if (place.real + 3 * place.imag) % 8 in (0, 1)}
+    # All offsets that stay inside, and no others, equally often.
+    possible = {(place, offset) for place in every for offset in OFFSET.values() if place + offset in every}
+    assert {*train, *held_out} == possible
+    for queries in (train, held_out):
+        times = [*collections.Counter(queries).values()]
+        assert np.std(times) < 1.3 * np.mean(times) ** 0.5          # of a Poisson count the ratio is 1
+
+
+def test_offsets_and_held_out_cells_of_the_default_grid():
+    turns = [1j ** k for k in range(4)]
+    assert {*OFFSET.values()} == {s * d * turn for s in (1, 2) for d in (1, 1 + 1j) for turn in turns}
+    cells = {place for place, _ in asked(8, 8, True, n=100)}
+    for axis in ("real", "imag"):                                   # a quarter of each row, of each column
+        assert set(collections.Counter(getattr(place, axis) for place in cells).values()) == {2}
+    assert cells == {place for place, _ in asked(8, 8, True, seed=5, n=200)}
+    assert torch.equal(tasks.task("grid", 2, 0)[0], tasks.task("grid", 2, 0, size=(8, 8))[0])
+
+
+def test_grids_are_seeded_and_training_ones_are_never_held_out():
+    grids = lambda *args: {tuple(row[:64]) for row in tasks.task("grid", 500, *args)[0].tolist()}
+    sets = [grids(seed, held_out) for seed in (0, 1, 2) for held_out in (False, True)]
+    assert grids(0, False) == sets[0] and len(set.union(*sets)) == 3000
+    counts = np.bincount([symbol for grid in sets[0] for symbol in grid], minlength=17)
+    assert counts[0] == 0 and (abs(counts[1:] - 2000) < 250).all() and len(counts) == 17
+    assert tasks.vocabulary("grid") == 33 == 1 + max(OFFSET)
+
+
 # ------------------------------------------------------------------------------------------ errors and prints
 def test_what_cannot_be_drawn_is_a_sentence():
     with pytest.raises(ValueError, match="rotate is no task; name one of copy, .*rotate-b, rotate-d"):
         tasks.task("rotate", 1, 0)
-    with pytest.raises(ValueError, match="copy has no tree paths"):
-        tasks.task("copy", 1, 0, paths=True)
+    with pytest.raises(ValueError, match="copy has no positions of more dimensions"):
+        tasks.task("copy", 1, 0, nd=True)
+    for size in ((8,), (1, 8), (8, 1), (8, 2, 12)):
+        with pytest.raises(ValueError, match=re.escape(f"grid: its size is (rows, columns), 2 or more each, "
+                                                       f"and not {size}")):
+            tasks.task("grid", 1, 0, size=size)
     with pytest.raises(ValueError, match="size 9 .* 0 of 3 samples with at most 8 tokens.*another size"):
         tasks.task("reverse", 3, 0, size=(9, 0, 8))
 
@@ -325,7 +390,7 @@ def run(monkeypatch, capsys, *args):
 
 def test_samples_are_printed_as_brackets(monkeypatch, capsys):
     out = run(monkeypatch, capsys)
-    assert re.findall(r"^([\w-]+), \d+ symbols", out, re.M) == [*tasks.SEQUENCES, *tasks.TREES]
+    assert re.findall(r"^([\w-]+), \d+ symbols", out, re.M) == [*tasks.SEQUENCES, *tasks.TREES, "grid"]
     assert max(map(len, out.splitlines())) <= 110
     out = run(monkeypatch, capsys, "rotate")
     pairs = re.findall(r"^     (\(.*\))\n  -> (\(.*\))$", out, re.M)
@@ -334,6 +399,14 @@ def test_samples_are_printed_as_brackets(monkeypatch, capsys):
         assert re.findall(r" (\d+)", source) == re.findall(r" (\d+)", target)
     assert run(monkeypatch, capsys, "rotate-d") == out
     assert max(map(len, run(monkeypatch, capsys, "op").splitlines())) <= 110
+
+    out = run(monkeypatch, capsys, "grid")
+    symbols = [line.split() for line in re.findall(r"^ {5}((?:\d+ *)+)$", out, re.M)]
+    queries = re.findall(r"^ {5}\((.+),(.+)\) from row (\d+), column (\d+)\n  -> (\d+)$", out, re.M)
+    assert [len(line) for line in symbols] == 4 * [6] and len(queries) == 5 and out.count("or cell") == 1
+    for down, right, row, column, answer in queries:
+        assert symbols[int(row) + int(down)][int(column) + int(right)] == answer
+    assert max(map(len, out.splitlines())) <= 110
 
 
 def test_an_unknown_task_is_a_sentence_and_exit_code_2(monkeypatch, capsys):

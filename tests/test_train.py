@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 import torch
 
+import data
+import tasks
 import train
 from rope import frequencies
 
@@ -141,6 +143,48 @@ def test_accumulation_changes_nothing_but_memory(run):
     assert parts == pytest.approx(whole, abs=1e-5)
 
 
+# ---------------------------------------------------------------------------------------------------- tasks
+@pytest.mark.parametrize("pe, task, shape", [
+    ("rope", "rotate-d", ()), ("ape", "reverse", ()), ("ndrope", "copy", ()), ("ape-tree", "rotate-d", None),
+    ("ndrope", "grid", (2,)), ("ape-grid", "grid", (2,)), ("lerope", "grid", ())])
+def test_a_task_is_scored_on_its_targets_alone_at_its_own_positions(run, capsys, pe, task, shape):
+    """The reported loss is the mean over the held-out rows' targets, one by one."""
+    line = run("--data", task, "--pe", pe, "--steps", 3)[-1]
+    idx, targets, pos = tasks.task(task, 8, 0, held_out=True, nd=shape != ())
+    assert shape is None or pos.shape == idx.shape + shape
+    model, nats = train.load("out"), []
+    for i, row in enumerate(targets.tolist()):
+        logits = model(idx[i:i + 1], pos=pos[i:i + 1])[0][0].double().log_softmax(-1)
+        nats += [-logits[t, symbol].item() for t, symbol in enumerate(row) if symbol >= 0]
+    assert line["val"] == pytest.approx(sum(nats) / len(nats), abs=1e-5)
+    assert "a sample" not in capsys.readouterr().out and line["bits_per_byte"] is None
+
+
+def test_a_step_on_a_task_takes_its_training_rows(run, monkeypatch):
+    flags = ("--data", "reverse", "--pe", "ape", "--steps", 4, "--eval_every", 2)
+    forward, seen = train.GPT.forward, []
+
+    def spy(self, x, y=None, pos=None):
+        seen.append((x, y, pos))
+        return forward(self, x, y, pos)
+    monkeypatch.setattr(train.GPT, "forward", spy)
+    run(*flags, out="whole")
+    train_rows = {tuple(row) for row in tasks.task("reverse", 6000, 0)[0].tolist()}
+    trained = [tuple(row) for x, y, _ in seen if y is not None for row in x.tolist()]
+    assert len(trained) == 16 and len(set(trained)) > 12 and set(trained) <= train_rows
+    assert all(pos is not None and pos.shape == x.shape for x, _, pos in seen)
+    run(*flags, out="again")
+    assert same(weights("whole"), weights("again"))
+
+
+@pytest.mark.parametrize("flags", ("--pe ape-tree --data copy", "--pe ape-tree --data grid", "--pe ape-tree",
+                                   "--pe ape-grid --data rotate-d", "--pe ape-grid",
+                                   "--data copy --tokenizer gpt2", "--data copy --needles 0.5"))
+def test_a_task_of_other_positions_or_other_tokens_is_refused(refused, flags):
+    message = refused(*flags.split())
+    assert "--data " in message and ("for ape-tree" in message or "leave --tokenizer" in message)
+
+
 # -------------------------------------------------------------------------------- starting from another run
 def test_a_frozen_encoding_keeps_the_learned_frequencies(run):
     learned = run("--pe", "lerope", "--steps", 20, "--pe_lr", 0.1, out="learned")[-1]["theta"]
@@ -170,14 +214,14 @@ def test_init_takes_the_encoding_too_where_it_is_the_same(run, refused):
 def test_a_stopped_run_goes_on_to_the_bit(run, number, monkeypatch):
     flags = ("--pe", "lerope", "--steps", 12, "--eval_every", 4)
     run(*flags, out="whole")
-    draw, steps = train.batch, []
+    draw, steps = data.batch, []
 
     def stop_in_the_middle(*args):
         steps.append(args[-1])
         if len(steps) == 7:
             os.kill(os.getpid(), number)
         return draw(*args)
-    monkeypatch.setattr(train, "batch", stop_in_the_middle)
+    monkeypatch.setattr(data, "batch", stop_in_the_middle)
     run(*flags)
     assert steps == list(range(7)) and train.read_checkpoint("out")["step"] == 6
     run(*flags, "--resume")
@@ -248,7 +292,7 @@ def test_a_full_disk_keeps_the_last_checkpoint(run, monkeypatch):
 
 
 def test_a_folder_removed_under_a_run_is_made_again(run, monkeypatch):
-    draw = train.batch
+    draw = data.batch
 
     def remove(*args):
         if args[-1] == 3:
@@ -256,7 +300,7 @@ def test_a_folder_removed_under_a_run_is_made_again(run, monkeypatch):
                 path.unlink()
             Path("out").rmdir()
         return draw(*args)
-    monkeypatch.setattr(train, "batch", remove)
+    monkeypatch.setattr(data, "batch", remove)
     assert [v["step"] for v in run("--steps", 4, "--eval_every", 2)[1:]] == [0, 2, 4]
     assert train.read_checkpoint("out")["step"] == 4
 
@@ -287,7 +331,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(run, monkeypatch):
     "--data x.bin": "shards", "--data fineweb:x": "fineweb:9", "--L 99999": "smaller --L",
     "--resume": "does not exist", "--resume --out a.txt": "no checkpoint",
     "--out a.txt/run": "cannot be written",
-    "--init a.txt": "no checkpoint", "--init nowhere": "does not exist", "--init_pe a.txt": "no checkpoint",
+    "--init a.txt": "no checkpoint", "--init nowhere": "does not exist", "--init_pe a.txt": "no log",
     "--init_pe broken.jsonl": "no log", "--reverse": "prope", "--pe prope --init_pe out": "lerope",
 }.items())
 def test_wrong_use_gets_a_sentence(refused, flags, words):

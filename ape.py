@@ -21,10 +21,10 @@ P^T goes into W_q and W_k (fold): train APE, run RoPE. Trees do not commute and 
 The published way from RoPE to APE is a matrix logarithm and 10,000 steps of gradient descent on A, the way
 back a polar decomposition. But log R(theta) is Lambda, whose upper triangle is A, and an orthogonal W has the
 polar factors W and I. A logarithm of W sees angles up to pi; theta is read off A, which holds any. At whole
-positions theta, theta - 2 pi and, the plane turned over, 2 pi - theta are one map: only a scaling parts them.
+positions theta, theta - 2 pi and 2 pi - theta (its plane turned over) are one map: only a scaling parts them.
 
 As in [1], not in its code: a left child is one operator everywhere, each head has its generators, siblings
-differ at the start, RoPE's start has d/2 frequencies, no factor 0.98^distance weakens the logits.
+differ at the start, RoPE's start has d/2 different frequencies, no factor 0.98^distance weakens the logits.
 
 [1] Kogkalidis, Bernardy, Garg 2024, Algebraic Positional Encodings, https://arxiv.org/abs/2312.16045
 $ python ape.py               theta -> A -> theta, and what it costs; the maps of a tree, figures/ape.png
@@ -60,7 +60,7 @@ def J(M):
 # An operator of its own, as torch.compile knows no complex numbers.
 @torch.library.custom_op("nanorope::diagonalise", mutates_args=())
 def diagonalise(B: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """A skew B (..., d, d) -> theta, P as to_theta, for constants."""
+    """A skew B (..., d, d) -> theta, P as to_theta, without a gradient."""
     h = B.shape[-1] // 2
     a, V = torch.linalg.eigh(1j * B)                            # ascending: -theta, then theta
     theta, V = -a[..., :h], V[..., :h]                          # B (u - i w) = i theta (u - i w), V = u - i w
@@ -75,17 +75,16 @@ def _(B):
     return B.new_empty(*B.shape[:-2], B.shape[-1] // 2), torch.empty_like(B)
 
 
-def planes(A, L=1):
-    """A (..., d, d) -> theta, P as to_theta, and N (..., d, d): a zero that has a part of A's gradient.
-
-    eigh's own gradient divides by gaps between angles, NaN where they repeat. So P is a constant of it, and
-    the derivative is written down. Seen from the planes, a small change of the generator is E = P^T dB P:
-        C = (E - JEJ)/2, which commutes with J, couples entries that turn at theta_j and theta_k,
-        D = (E + JEJ)/2, which anticommutes, at theta_j and -theta_k: their gap is the difference.
-    With a gap a coupling only tilts the planes, dP = P J (C/gap + D/gap). Without one, in resonance, nothing
-    tilts: R(m theta) gains m C or m D, on the diagonal m dtheta. Put half way of the turn (Turn), that is
-    right to (m gap)^2 / 24, so for near angles too; L positions long."""
-    narrow, like = torch.finfo(A.dtype).eps ** (1 / 3) / L, frequencies(2, device=A.device)
+def planes(A, m=1):
+    """A (..., d, d) -> theta, P as to_theta, and N (..., d, d): 0, with that part of A's gradient which theta
+    and P have not. m: the largest position in use.
+    eigh's own gradient divides by differences of angles, NaN where two are equal. So P is a constant, and its
+    derivative is written out. In the basis P a small change dB of the generator is E = P^T dB P = C + D:
+        C = (E - JEJ)/2 commutes with J: entry (j, k) couples planes j and k, gap = theta_j - theta_k;
+        D = (E + JEJ)/2 anticommutes: the same, gap = theta_j + theta_k.
+    A wide gap: only the basis turns, dP = P J (C/gap + D/gap). A narrow one: the basis stays, R(m theta) has
+    R(m theta/2) m N R(m theta/2) added, N = C + D: exact at gap 0, else off by (m gap)^2 / 24."""
+    narrow, like = torch.finfo(A.dtype).eps ** (1 / 3) / m, frequencies(2, device=A.device)
     A = A.to("cpu", torch.float64)                              # small, and eigh is fastest there
     B, h = A - A.mT, A.shape[-1] // 2
     theta, P = diagonalise(B.detach())
@@ -101,7 +100,7 @@ def planes(A, L=1):
 
 
 class Turn(torch.autograd.Function):
-    """y + m N y at N = 0: y itself, at no cost, and the gradient that N then has."""
+    """Returns y, with the gradient of y + m N y: N is 0, only its gradient is wanted."""
     @staticmethod
     def forward(ctx, y, m, N):
         ctx.save_for_backward(y.to(N.dtype), m)
@@ -131,8 +130,8 @@ class APE(torch.nn.Module):
     def forward(self, pos):
         """pos (L,) or (B, L), integers or any real -> rho: x (..., H, L, d) -> the same shape and dtype."""
         theta = self.theta(pos.device)                          # (H, d/2); scaling.py may have changed it
-        _, P, N = (t.to(pos.device) for t in planes(self.A.triu(1), pos.shape[-1]))
-        A = from_theta(theta - theta.detach())                  # 0: a change of theta is in resonance
+        _, P, N = (t.to(pos.device) for t in planes(self.A.triu(1), 1 + pos.abs().max().cpu()))
+        A = from_theta(theta - theta.detach())                  # 0, passes theta's gradient through N
         N = N + A - A.mT
         m = (pos if pos.ndim == 1 else pos[:, None])[..., None].to(theta.dtype)     # (L, 1) or (B, 1, L, 1)
         angle = m * theta.detach()[:, None] / 2                 # half the turn: (H, L, d/2) or (B, H, L, d/2)
@@ -163,8 +162,8 @@ class GridAPE(torch.nn.Module):
 
 @torch.compiler.disable                                         # sizes that depend on the data
 def walk(W, path):
-    """W (k, H, d, d), path (T, depth) -> maps (n, H, d, d), slot (T,), c. A product along a path is made once
-    and stands in maps once for each c of its tokens; their slots, of n c, lie side by side."""
+    """W (k, H, d, d), path (T, depth) -> maps (n, H, d, d), slot (T,), c. A map for each distinct path, made
+    once and repeated, so that a copy serves at most c tokens; token t is row slot[t] of n groups of c."""
     if (path >= len(W)).any():
         raise ValueError(f"a path has branch {path.max()}: branching = {len(W)} allows up to {len(W) - 1}")
     maps, node = torch.eye(W.shape[-1]).to(W).expand(1, *W.shape[1:]), path.new_zeros(len(path))
@@ -188,8 +187,9 @@ class TreeAPE(torch.nn.Module):
 
     def forward(self, path):
         """path (L, depth) or (B, L, depth) -> rho: x (..., H, L, d) -> the same shape and dtype."""
-        A = self.A.triu(1).to(frequencies(2, device=self.A.device))
-        maps, slot, c = walk(torch.matrix_exp(A - A.mT), path.flatten(0, -2).long())
+        A = self.A.triu(1).to("cpu", torch.float64)             # matrix_exp is not everywhere
+        W = torch.matrix_exp(A - A.mT).to(frequencies(2, device=path.device))
+        maps, slot, c = walk(W, path.flatten(0, -2).long())
         def rho(x):
             wide = torch.promote_types(x.dtype, torch.float32)
             rows = x.movedim(-3, -2).to(wide)                   # (..., L, H, d) or (..., B, L, H, d)

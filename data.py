@@ -5,6 +5,7 @@ data.py: every source of text becomes token ids on disk, memory-mapped; a batch 
     PATH          a text file, or a folder of them
     'PATTERN.bin' uint16 ids: llm.c's shards if the magic says so, else nanoGPT's headerless files
     fineweb:N     N shards of 100M GPT-2 tokens of FineWeb, fetched once into data/fineweb10B
+    TASK          a task of tasks.py by its name: 6,000 rows to train on
 
 Text is tokenised once into data/, each document after an end-of-text token, and split BY FILE: validation
 takes whole files, up to a tenth of the bytes, in the order of their names' hash (where no file is that small,
@@ -24,6 +25,7 @@ import numpy as np
 import torch
 
 import tasks
+from eval_niah import plant
 
 FINEWEB = "https://huggingface.co/datasets/kjj0/fineweb10B-gpt2/resolve/main/"
 MAGIC = 20240520                                        # llm.c: 256 int32, this one first, then uint16 ids
@@ -54,7 +56,8 @@ def text_files(name):
         return Path(name).parent, [Path(name)]
     root = Path(sysconfig.get_paths()["stdlib"] if name == "python" else name)
     if not root.is_dir():
-        raise ValueError("no such file or folder; name a text file, a folder of them, .bin shards, or python")
+        raise ValueError("no such file, folder or task; name a text file, a folder of them, .bin shards, "
+                         "python, or a task of tasks.py")
     files = []
     for folder, inner, names in os.walk(root):
         inner[:] = [f for f in inner if f[0] != "." and f not in ("site-packages", "dist-packages")]
@@ -130,7 +133,7 @@ def fineweb(n, cache="data/fineweb10B"):
     paths = [Path(cache, name) for name in names]
     for path in paths:
         if not path.exists():
-            aside = Path(f"{path}.part")
+            aside = Path(f"{path}.{os.getpid()}")           # another process may fetch it too
             try:
                 torch.hub.download_url_to_file(FINEWEB + path.name, str(aside))
                 shard(aside, tokenizers["gpt2"][0])
@@ -164,6 +167,13 @@ def dataset(name, tok=None):
                         "bytes": 2 * sum(map(len, train + val)), "bytes_per_token": None}
 
 
+def validation(config, name=None):
+    """A model's config -> the validation arrays of its own data, or of name, a --data. Or a ValueError."""
+    if config["tokenizer"] not in tokenizers:
+        raise ValueError(f"the run was on the task {config['tokenizer']}: name one that was on text")
+    return dataset(name or config["data"], config["tokenizer"])[1]
+
+
 def batch(tokens, L, rows, seed, step):
     """The rows (rows, L + 1) of a step: uniform windows, none across two arrays; of (seed, step) alone."""
     ends = np.cumsum([max(len(a) - L, 0) for a in tokens])
@@ -191,7 +201,8 @@ def source(args, rows, held_out):
     """train.py's flags -> the function step -> the rows of that step, the validation rows, and what they are.
     Rows are x, y (n, L), -1 in y where nothing is to be predicted, and of a task pos, (n, L) or (n, L, N)."""
     name, pe, L = args.data, args.pe, args.L
-    if pe == "ape-grid" and name != "grid" or pe == "ape-tree" and name[-2:] not in ("-b", "-d"):
+    on_trees = name in tasks.names and name[-2:] in ("-b", "-d")
+    if pe == "ape-grid" and name != "grid" or pe == "ape-tree" and not on_trees:
         raise ValueError(f"it has no positions for {pe}: name grid for ape-grid, and a task on trees, as "
                          "rotate-d, for ape-tree")
     if name in tasks.names:
@@ -209,6 +220,8 @@ def source(args, rows, held_out):
             return [part[which] for part in train]
         return draw, val, info
 
+    if args.needles and L < 8:
+        raise ValueError(f"--needles {args.needles:g}: a window of --L {L} is too short; 8 or more do")
     train, val, info = dataset(name, args.tokenizer)
     for part, arrays in (("training", train), ("validation", val)):
         if max(map(len, arrays)) <= L:
@@ -222,7 +235,8 @@ def source(args, rows, held_out):
     def draw(step):
         text = batch(train, L, rows, args.seed, step)
         if args.needles:
-            text = plant(text, args.needles, np.random.default_rng((args.seed, step, 1)), vocab)
+            rng = np.random.default_rng((args.seed, step, 1))
+            text = torch.from_numpy(plant(text, args.needles, rng, vocab))
         return text[:, :-1], text[:, 1:]
     text = windows(val, L, held_out)
     return draw, (text[:, :-1], text[:, 1:]), info

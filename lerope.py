@@ -102,8 +102,8 @@ def band_logits(model, idx, offset):
 
 if __name__ == "__main__":
     import matplotlib.pyplot as plt
-    from data import dataset, windows
-    from train import load, number, read_checkpoint
+    from data import validation, windows
+    from train import load, number
     ap = argparse.ArgumentParser(description=__doc__.split("\n")[1])
     ap.add_argument("checkpoint", nargs="?", help="a run's folder or ckpt.pt; none: the surrogate")
     ap.add_argument("--data", help="text to validate on, as in train.py; the run's own if not given")
@@ -113,9 +113,9 @@ if __name__ == "__main__":
 
     if args.checkpoint:
         try:
-            model, run = load(args.checkpoint), read_checkpoint(args.checkpoint)["data"]
-            _, val, _ = dataset(args.data or run["data"], run["tokenizer"])
-            rows = windows(val, L := model.config["L"], args.windows)               # (n, L + 1)
+            if "pe.A" in (model := load(args.checkpoint)).state_dict():
+                raise ValueError(f"{args.checkpoint} has no spectrum that all heads share: see ape.py")
+            rows = windows(validation(model.config, args.data), L := model.config["L"], args.windows)
         except (ValueError, OSError) as e:
             ap.error(f"--data {args.data}: {e}" if args.data else f"{e}")
         pe, offset = model.pe, torch.arange(4 * L)

@@ -24,7 +24,7 @@ Basis. Q is learned, one for all layers and heads, from d(d-1)/2 numbers a that 
     cayley   Q = (I - A/2)^-1 (I + A/2)
     givens   Q = G_1 ... G_(d-1)                 G_r turns d/2 disjoint pairs: the rounds of a tournament
 
-All are I + A to first order, so that a comparison starts level. As (Q^T W_q u)^T D (Q^T W_k v) shows, Q
+All are I + A to first order: all three start with the same gradient. As (Q^T W_q u)^T D (Q^T W_k v) shows, Q
 adds no function to a model, only another way to learn it: fold puts it into W_q and W_k, and it costs nothing
 from then on. A Q multiplied after the rotation, as in the authors' first code, cancels: it does nothing.
 
@@ -80,7 +80,11 @@ def givens(a):
     return G[0]
 
 
-BASES = {"identity": None, "exp": lambda a: torch.matrix_exp(skew(a)), "cayley": cayley, "givens": givens}
+def exp(a):
+    return torch.matrix_exp(skew(a).cpu()).to(a.device)         # matrix_exp is not everywhere
+
+
+BASES = {"identity": None, "exp": exp, "cayley": cayley, "givens": givens}
 
 
 class NDRoPE(RoPE):

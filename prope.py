@@ -61,7 +61,7 @@ def usage(model, idx):
     rho, x, share, aim = model.pe(torch.arange(idx.shape[1])), model.embed(idx), [], []
     for block in model.blocks:
         q, k, v = block.heads(x)
-        norm2 = torch.stack((q, k, v)).square().unflatten(-1, (2, -1)).sum(-2)      # (3, B, H, L, d/2)
+        norm2 = torch.stack((rho(q), rho(k), v)).square().unflatten(-1, (2, -1)).sum(-2)   # (3, B, H, L, d/2)
         share.append((norm2 / norm2.sum(-1, keepdim=True)).mean((1, 3)).transpose(0, 1))
         w = weights(model.pe, q * model.pe.temperature / q.shape[-1] ** 0.5, k)     # (B, H, L, L)
         aim.append(torch.stack([w.diagonal(-j, -2, -1)[..., 1 - j :].mean((0, -1)) for j in (0, 1)], -1))
@@ -71,8 +71,8 @@ def usage(model, idx):
 
 if __name__ == "__main__":
     import matplotlib.pyplot as plt
-    from data import dataset, windows
-    from train import load, read_checkpoint
+    from data import validation, windows
+    from train import load
     ap = argparse.ArgumentParser(description=__doc__.split("\n")[1])
     ap.add_argument("checkpoint", nargs="?", help="a run's folder or ckpt.pt; none: the paper's statements")
     ap.add_argument("--data", help="text to validate on, as in train.py; the run's own if not given")
@@ -80,9 +80,8 @@ if __name__ == "__main__":
 
     if args.checkpoint:
         try:
-            model, run = load(args.checkpoint), read_checkpoint(args.checkpoint)["data"]
-            _, val, _ = dataset(args.data or run["data"], run["tokenizer"])
-            rows = windows(val, model.config["L"], 16)                              # (16, L + 1)
+            model = load(args.checkpoint)
+            rows = windows(validation(model.config, args.data), model.config["L"], 16)      # (16, L + 1)
         except (ValueError, OSError) as e:
             ap.error(f"--data {args.data}: {e}" if args.data else f"{e}")
         share, aim = usage(model, rows[:, :-1])

@@ -41,7 +41,7 @@ class RoPE(torch.nn.Module):
         self.d, self.base = d, base
         given = frequencies(d, base, "cpu") if theta is None else theta
         given = torch.as_tensor(given, dtype=torch.float64, device="cpu")
-        if given.shape[-1] != d // 2 or given.ndim > 2 or not given.isfinite().all():
+        if given.ndim not in (1, 2) or 2 * given.shape[-1] != d or not given.isfinite().all():
             raise ValueError(f"theta {[*given.shape]}, not ({d // 2},) or (H, {d // 2}) finite frequencies")
         self.given = None if theta is None else given.tolist()  # a list: nothing casts, saves or loses it
 

@@ -116,8 +116,8 @@ def stretched(pe, method, device=None):
 def extend(pe, method, s, L, **kw):
     """An encoding on pe's own Parameters with theta() = method(pe.theta()), also while they go on learning.
     s = L'/L; 1 changes nothing. kw: bounds, ramp, longrope's factors, dynamic_ntk's length (default s L)."""
-    if method not in METHODS:
-        raise ValueError(f"method = {method!r}: must be one of {', '.join(METHODS)}")
+    if method not in METHODS or not hasattr(pe, "theta") or getattr(pe, "ndim", 1) > 1:
+        raise ValueError(f"method = {method!r}: must be {', '.join(METHODS)}, of an encoding of sequences")
     check("s", s, 1), check("L", L, 2 * math.pi)
     given = {"linear": {"s": s}, "ntk": {"s": s}, "dynamic_ntk": {"s": s, "length": s * L, "trained": L},
              "longrope": {}}.get(method, {"s": s, "L": L})
@@ -191,7 +191,7 @@ def to_hf(pe, L):
     LongRoPE table base^(-2i/d) / theta_i, LeRoPE's e^-alpha. Fold a learned basis into W_q and W_k before."""
     theta, L = pe.theta().detach().cpu(), check("L", L, 1)
     if theta.ndim > 1 or getattr(pe, "a", None) is not None:
-        raise ValueError(f"theta {[*theta.shape]} or its basis: a config has one spectrum for all, and no basis")
+        raise ValueError(f"theta {[*theta.shape]}, or its basis: a config has one spectrum, and no basis")
     n, kept, plain = len(theta), int((theta != 0).sum()), frequencies(2 * len(theta), pe.base)
     if pe.temperature == 1 and torch.equal(theta, plain * (torch.arange(n) < kept)):
         p = math.ceil(kept / n * 1e6) / 1e6                         # read as int(p d // 2): never round down
@@ -207,18 +207,18 @@ def to_hf(pe, L):
 # ------------------------------------------------------------------------------------------------------------
 if __name__ == "__main__":
     import matplotlib.pyplot as plt
-    from data import dataset
-    from train import checkpoint
+    from data import validation
+    from train import load
     ap = argparse.ArgumentParser(description=__doc__.split("\n")[1])
-    ap.add_argument("checkpoints", nargs="*", type=checkpoint, help="runs of train.py; none: the frequencies")
+    ap.add_argument("runs", metavar="checkpoint", nargs="*", help="runs of train.py; none: the frequencies")
     ap.add_argument("--lengths", default="1,2,4,8", help="tested lengths, multiples of the trained one")
-    ap.add_argument("--data", default="python", help="where the validation text comes from, as in train.py")
+    ap.add_argument("--data", help="where the validation text comes from, as in train.py; if not theirs")
     args = ap.parse_args()
     torch.set_grad_enabled(False)
-    n = len(args.checkpoints)
-    fig, axes = plt.subplots(1, n or 2, sharey=n > 0, figsize=(12, 4.5), squeeze=False, layout="tight")
+    fig, axes = plt.subplots(1, (n := len(args.runs)) or 2, figsize=(12, 4.5), sharey=n > 0,
+                             squeeze=False, layout="tight")
 
-    if not args.checkpoints:
+    if not args.runs:
         pe, L, shown = RoPE(64), 1024, [0, 4, 8, 12, 16, 20, 24, 28, 31]
         table = {"factors": [4 if 2 * math.pi / t > L else 1 for t in pe.theta()]}
         rows = {"none": pe} | {m: extend(pe, m, 4, L, **table if m == "longrope" else {}) for m in METHODS}
@@ -233,15 +233,15 @@ if __name__ == "__main__":
         axes[0, 0].set(xlabel="band", ylabel="wavelength, tokens", title="s = 4; line: trained length")
         axes[0, 1].set(xlabel="band", ylabel="theta / theta'", title="longrope: with a table of 1 and 4")
 
-    for model, ax in zip(args.checkpoints, axes[0]):
+    try:
+        lengths = [check("length", int(n), 1) for n in args.lengths.split(",")]
+        runs = [(m := load(path), max(validation(m.config, args.data), key=len)) for path in args.runs]
+        longest = max(lengths) * max([m.config["L"] for m, _ in runs], default=0)
+        check("number of validation tokens", min([len(val) for _, val in runs], default=1), longest + 1)
+    except (ValueError, OSError) as e:
+        ap.error(f"{' '.join(args.runs)} --lengths {args.lengths} --data {args.data}: {e}")
+    for (model, val), ax in zip(runs, axes[0]):
         pe, L = model.pe, model.config["L"]
-        try:
-            lengths = [check("length", int(n), 1) for n in args.lengths.split(",")]
-            val = max(dataset(args.data, model.config["tokenizer"])[1], key=len)
-            longest = max(lengths) * max(m.config["L"] for m in args.checkpoints)
-            check("number of validation tokens", len(val), longest + 1)
-        except (ValueError, OSError) as e:
-            ap.error(f"--lengths {args.lengths} --data {args.data}: {e}")
         ends = torch.linspace(longest, len(val) - 1, 32).long().tolist()
         print(f"{model.config['pe']}: nats a token, in all / the last {L} tokens of {args.lengths} x {L}")
         for method in ["none", *METHODS][:-1]:                      # longrope, the last, has no table here

@@ -165,12 +165,14 @@ def draw(kind, rng, size):
 
 
 def samples(kind, n, seed, held_out=False, size=None):
-    """n sources with their targets. For size see task."""
+    """n sources with their targets. size: see task. A target of one token would leave nothing to predict."""
     mean, std, longest = size or ((32, 3, 48) if kind in SEQUENCES else (5, 1, 40))
     rng, found = np.random.default_rng(seed), []
     for _ in range(1000 + 100 * n):
         pair = draw(kind, rng, max(2, int(rng.normal(mean, std))))
-        if pair and len(pair[0] if kind in SEQUENCES else depth_first(pair[0])) <= longest:
+        if not pair or isinstance(pair[1], int):
+            continue
+        if len(pair[0] if kind in SEQUENCES else depth_first(pair[0])) <= longest:
             if held_out == (hashlib.sha256(repr(pair[0]).encode()).digest()[0] < 64):
                 found.append(pair)
         if len(found) == n:

@@ -145,17 +145,11 @@ def read_checkpoint(path):
 def load(path):
     """The model of a ckpt.pt, or of its folder, on the CPU, in eval mode. ValueError if it is none."""
     ckpt = read_checkpoint(path)
+    if ckpt["config"]["pe"] not in encodings:
+        raise ValueError(f"{path} has pe = {ckpt['config']['pe']}: it is not in the encodings of train.py")
     model = GPT(ckpt["config"])
     model.load_state_dict(ckpt["model"])
     return model.eval()
-
-
-def checkpoint(path):
-    """load(path) as an argparse type: what is wrong becomes a sentence and exit code 2."""
-    try:
-        return load(path)
-    except ValueError as e:
-        raise argparse.ArgumentTypeError(e) from None
 
 
 @torch.no_grad()
@@ -212,7 +206,7 @@ def flags():
     g.add_argument("--batch", type=count, default=16, help="windows a micro-step, over all processes")
     g.add_argument("--accum", type=count, default=1, help="micro-steps a step")
     g.add_argument("--lr", type=rate, default=1e-3, help="peak rate: 2 %% warm-up, then a cosine to a tenth")
-    g.add_argument("--pe_lr", type=rate, help="the encoding's; 2e-2 if not given and lerope, else 1e-3")
+    g.add_argument("--pe_lr", type=rate, default=2e-2, help="the same for the encoding's parameters")
     g.add_argument("--clip", type=norm, default=0.5, help="largest norm of the gradient; inf turns it off")
     g.add_argument("--pe_clip", type=norm, default=0.5, help="the same for the encoding's parameters")
     g.add_argument("--seed", type=seed, default=0, help="of the initial weights and the batches")
@@ -240,7 +234,7 @@ def spectrum(path):
 def has_bf16(device):
     """Whether cuda, mps or cpu multiplies bf16 in hardware here."""
     units = [getattr(torch.cpu, f"_is_{unit}_supported", bool)() for unit in ("amx_tile", "avx512_bf16")]
-    return any(units) if device == "cpu" else device == "cuda" and torch.cuda.is_bf16_supported()
+    return any(units) if device == "cpu" else device == "cuda" and torch.cuda.is_bf16_supported(False)
 
 
 def plot(lines, path):
@@ -277,8 +271,10 @@ def main():
                          "start another run with --out")
     elif (out / "ckpt.pt").exists():
         ap.error(f"--out {out}: a run is there; go on with it by --resume, or name another folder with --out")
-    if args.reverse and args.pe != "prope" or args.init_pe and args.pe not in ("rope", "lerope"):
-        ap.error(f"--pe {args.pe}: --reverse goes with prope, and --init_pe with rope and lerope")
+    for flag, pes in {"p": "prope", "reverse": "prope", "init_pe": "rope lerope", "ape_init": "ape ape-grid",
+                      "directions": "ndrope", "basis": "ndrope"}.items():
+        if args.pe not in pes.split() and getattr(args, flag) != ap.get_default(flag):
+            ap.error(f"--{flag} {getattr(args, flag)}: with --pe {args.pe} it does nothing; it is for {pes}")
 
     world, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))     # torchrun's
     if rank == 0:
@@ -295,25 +291,25 @@ def main():
 
     # The device.
     best = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    local = ":" + os.environ["LOCAL_RANK"] if world > 1 and (args.device or best) == "cuda" else ""
     try:
-        device = torch.zeros(1, device=args.device or best).device
+        device = torch.zeros(1, device=(args.device or best) + local).device
     except (RuntimeError, AssertionError, NotImplementedError):
         ap.error(f"--device {args.device}: not on this machine; {best} is")
     if args.batch % world:
         ap.error(f"--batch {args.batch}: it must be a multiple of the {world} processes")
     if device.type == "cuda":
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", device.index or 0)))
         torch.cuda.set_device(device)
     if world > 1:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     torch.set_float32_matmul_precision("high")
     bf16 = args.dtype == "bf16" if args.dtype else has_bf16(device.type)
     compiled = args.compile
-    if compiled and device.type == "cpu":
+    if compiled:
         try:
-            torch.compile(lambda x: x + 1)(torch.zeros(8))
+            torch.compile(lambda x: x + 1)(torch.zeros(8, device=device))
         except Exception:
-            print("torch.compile finds no C++ compiler here: running without it, slower")
+            print("torch.compile finds no compiler here: running without it, slower")
             compiled = False
 
     # The data: a function step -> its rows, and the validation rows.
@@ -334,7 +330,7 @@ def main():
     config = ckpt["config"] if ckpt else {
         "layers": args.layers or max(1, 3 * args.heads // 4), "d": 64, "theta": theta, **{
             k: (vars(args) | info)[k] for k in ("pe", "heads", "base", "p", "reverse", "ape_init", "ndim",
-                                                "directions", "basis", "vocab", "L", "tokenizer")}}
+                                                "directions", "basis", "vocab", "L", "data", "tokenizer")}}
     torch.manual_seed(args.seed)
     model = GPT(config)
     if other:
@@ -350,11 +346,10 @@ def main():
     # The optimiser: matrices decay, gains do not, and the encoding is a group of its own.
     pe = [w for w in model.pe.parameters() if w.requires_grad]
     rest = [w for name, w in model.named_parameters() if not name.startswith("pe.")]
-    pe_lr = 2e-2 if args.pe == "lerope" else 1e-3
     decay = min(4 / (args.lr * args.steps), 0.1 / args.lr)
     groups = [{"params": [w for w in rest if w.ndim == 2], "peak": args.lr, "weight_decay": decay},
               {"params": [w for w in rest if w.ndim != 2], "peak": args.lr, "weight_decay": 0.0},
-              {"params": pe, "peak": args.pe_lr or pe_lr, "weight_decay": 0.0}]
+              {"params": pe, "peak": args.pe_lr, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW([g for g in groups if g["params"]], betas=(0.9, 0.999), fused=True)
     first, seconds = (ckpt["step"], ckpt["seconds"]) if ckpt else (0, 0.0)
     lines = [{"config": config, "args": vars(args), "parameters": parameters, "data": info,
@@ -363,17 +358,18 @@ def main():
         model.load_state_dict(ckpt["model"])
         optimizer.load_state_dict(ckpt["optimizer"])
         with contextlib.suppress(OSError, ValueError):      # lines past the checkpoint will come again
-            lines = [v for v in map(json.loads, open(out / "log.jsonl")) if v.get("step", -1) < first]
+            last = first - (first % args.eval_every > 0 and first < args.steps)
+            lines = [v for v in map(json.loads, open(out / "log.jsonl")) if v.get("step", -1) <= last]
 
     # What is computed: two functions, each compiled once.
     net = nn.parallel.DistributedDataParallel(model) if world > 1 else model
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=bf16)
 
-    def objective(x, y, pos=None):
+    def objective(share, x, y, pos=None):
         with autocast:
             logits, loss = net(x, y, pos)
         z_loss = 1e-4 * logits.float().logsumexp(-1).square().mean()
-        return loss, (loss + z_loss) / args.accum
+        return loss * share, (loss + z_loss) * share
 
     @torch.no_grad()
     def token_losses(x, y, pos=None):
@@ -385,19 +381,20 @@ def main():
         objective, token_losses = torch.compile(objective), torch.compile(token_losses)
 
     def micro_steps(rows):
-        """x, y and maybe pos (n, L, ..) of one step, of all processes -> this one's of each micro-step."""
+        """x, y and maybe pos (n, L, ..) of a step -> this process's of each micro-step, after their share."""
         for part in zip(*(t.split(args.batch) for t in rows)):
             part = [t[rank::world].contiguous() for t in part]
+            part.insert(0, (part[1] >= 0).sum() * world / (rows[1] >= 0).sum())     # of the targets
             part = [t.pin_memory() for t in part] if device.type == "cuda" else part
             yield [t.to(device, non_blocking=True) for t in part]
 
     def evaluate():
         """Validation loss, nats: the mean over all targets, and by position in the row, (L,)."""
-        loss = sum(token_losses(*part).double().sum(0) for part in micro_steps(held_out))
+        loss = sum(token_losses(*part).sum(0) for _, *part in micro_steps(held_out))
         if world > 1:
             dist.all_reduce(loss)
-        there = (held_out[1] >= 0).sum(0)
-        return loss.sum().item() / there.sum().item(), (loss.cpu() / there).tolist()
+        loss, there = loss.cpu().double(), (held_out[1] >= 0).sum(0)
+        return (loss.sum() / there.sum()).item(), (loss / there).tolist()
 
     def write(path, save):
         """Aside and renamed: whatever happens, the file of before or the new one is there, whole."""
@@ -428,29 +425,31 @@ def main():
             sys.exit(f"\nthe loss is not finite at step {step}: lower --lr; the last checkpoint is kept")
 
     # The loop: evaluate, log, save; one step.
-    stop, terminal = [], sys.stdout.isatty()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda number, frame: sys.exit(1) if stop else stop.append(number))
+    asked, stop, terminal = [], False, sys.stdout.isatty()
+    for name in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(name, lambda name, frame: sys.exit(1) if asked else asked.append(name))
     say(f"{args.pe}: {parameters / 1e6:.2f}M parameters, {args.heads} heads, {config['layers']} layers, "
         f"on {device} in {'bf16' if bf16 else 'fp32'}{', compiled' * compiled}, to {out}/")
     say(f"{args.data}: {info['says']}; Python {sys.version.split()[0]}")
-    warmup, tokens = max(1, args.steps // 50), rows * info["L"]
+    warmup, tokens, is_text = max(1, args.steps // 50), rows * info["L"], info["tokenizer"] in tokenizers
     batches = lambda step: list(micro_steps(draw(step)))
     ready, total, since, last = batches(first), 0.0, 0, seconds
     for step in range(first, args.steps + 1):
+        stop, done = bool(asked), step == args.steps
         if world > 1:                                       # all processes stop at the same step
-            dist.all_reduce(flag := torch.tensor(float(len(stop)), device=device))
-            stop += [0] * int(flag)
-        done = step == args.steps
-        if stop or done or step % args.eval_every == 0:
-            nats, by_position = evaluate()
+            dist.all_reduce(flag := torch.tensor(float(stop), device=device))
+            stop = bool(flag)
+        if (stop or done or step % args.eval_every == 0) and lines[-1].get("step") != step:
+            if world > 1 and since:
+                dist.all_reduce(total)
+            total, (nats, by_position) = total / world, evaluate()
             finite(total + nats)
             train_loss, rate = float(total) / since if since else None, since * tokens / (seconds - last or 1)
             bits = nats / math.log(2) / info["bytes_per_token"] if info["bytes_per_token"] else None
             lines.append({"step": step, "tokens": step * tokens, "train": train_loss, "val": nats,
                           "bits_per_byte": bits, "lr": optimizer.param_groups[0]["lr"] if step else 0.0,
                           "tokens_per_s": rate, "seconds": seconds,
-                          "by_position": [round(v, 4) for v in by_position] if bits else None})
+                          "by_position": [round(v, 4) for v in by_position] if is_text else None})
             if pe and hasattr(model.pe, "theta"):
                 lines[-1]["theta"] = model.pe.theta().tolist()
             say(f"step {step:5}  " + (f"train {train_loss:.4f}  " if since else "") + f"val {nats:.4f} nats "
@@ -468,7 +467,7 @@ def main():
             with contextlib.nullcontext() if world == 1 or i == args.accum - 1 else net.no_sync():
                 loss, minimised = objective(*part)
                 minimised.backward()
-            total += loss.detach() / args.accum
+            total += loss.detach()
         ready = batches(step + 1)                           # while a GPU still works on this one
         nn.utils.clip_grad_norm_(rest, args.clip)
         if pe:
@@ -479,18 +478,19 @@ def main():
         finite(total if since % 10 == 0 else 0)             # each look makes a GPU wait
         if since % (10 if terminal else 100) == 0:          # in place on a terminal, sparse in a file
             rate = since / (seconds - last)
-            say(f"step {step + 1}/{args.steps}  loss {loss:.4f}  {rate * tokens:,.0f} tokens/s  "
+            say(f"step {step + 1}/{args.steps}  loss {total / since:.4f}  {rate * tokens:,.0f} tokens/s  "
                 f"{(args.steps - step - 1) / rate:.0f} s left", end="")
 
     if rank == 0:
         plot(lines, out / "loss.png")
         if not done:
             print(f"stopped at step {step} and saved; --resume goes on")
-        elif info["tokenizer"] in tokenizers:               # text: what the model writes
+        elif is_text:                                       # what the model writes
             with autocast:
                 text = generate(model, torch.tensor([[info["eot"]]], device=device), 300)[0].tolist()
             with contextlib.suppress(ValueError):           # without GPT-2's vocabulary, its ids
                 text = tokenizer(info["tokenizer"])[1](text)
+            nats = lines[-1]["val"]                         # also if nothing was left to do
             print(f"validation loss {nats:.4f} nats a token after {seconds:.0f} s; a sample:\n\n{text}")
     if world > 1:
         dist.destroy_process_group()

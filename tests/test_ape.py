@@ -368,6 +368,18 @@ def test_gradient_where_angles_nearly_repeat(gap, dtype, error):
     close(pe.A.grad.double(), expected, error * expected.abs().max().item())
 
 
+@pytest.mark.parametrize("base", (1e4, 5e5))
+@pytest.mark.parametrize("pos", ([5, 5000], [100_000 + 7 * i for i in range(5)], [-3000, 4]))
+def test_gradient_far_from_the_start(pos, base):
+    """Few tokens, far away: what counts for a gap is the position, not the number of tokens."""
+    pe, L, pos = APE(16, H, base=base), len(pos), torch.tensor(pos)
+    (q, k), weight = random(2, H, L, 16), random(H, L, L, seed=1)
+    offset = (pos - pos[:, None]).double()[..., None, None, None]
+    (logits(pe, pos, q.float(), k.float()) * weight).sum().backward()
+    expected = gradient(pe.A.detach().double(), lambda B: torch.matrix_exp(offset * B), q, k, weight)
+    close(pe.A.grad.double(), expected, 1e-3 * expected.abs().max().item())
+
+
 @every_case
 def test_gradient_of_grids_and_trees_is_that_of_matrix_exp(A):
     (q, key), weight = random(2, H, L, d), random(H, L, L, seed=1)

@@ -44,5 +44,6 @@ def test_commands_run(tmp_path):
         done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == 0, (command, done.stdout[-2000:], done.stderr[-2000:])
         ran.add(script)
-    assert ran == {"train.py", "rope.py", "prope.py", "lerope.py", "scaling.py"}
+    names = "train", "rope", "prope", "lerope", "scaling", "ape", "ndrope", "tasks"
+    assert ran == {f"{name}.py" for name in names}
     assert len(list((tmp_path / "figures").iterdir())) >= 4

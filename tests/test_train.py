@@ -185,6 +185,32 @@ def test_a_task_of_other_positions_or_other_tokens_is_refused(refused, flags):
     assert "--data " in message and ("for ape-tree" in message or "leave --tokenizer" in message)
 
 
+def test_needles_are_in_the_training_windows_alone(run, monkeypatch):
+    """Their ids, 128 and up, are in no text here. The share is of windows; the rest is the text as it was."""
+    forward, seen, validated = train.GPT.forward, [], []
+
+    def spy(self, x, y=None, pos=None):
+        rows = x if y is None else torch.cat((x, y[:, -1:]), dim=1)
+        (validated if y is None else seen).extend(rows.tolist() if len(x) > 1 else [])      # 1: the sample
+        return forward(self, x, y, pos)
+    monkeypatch.setattr(train.GPT, "forward", spy)
+    run("--steps", 20, "--needles", 0.5)
+    planted = [row for row in seen if 128 <= max(row) < 256]
+    assert len(seen) == 80 and 25 < len(planted) < 55 and max(map(max, validated)) < 128
+    for row in planted:                                     # each key is followed by one value throughout
+        after = {(key, value) for key, value in zip(row, row[1:]) if 128 <= key < 192}
+        assert len(dict(after)) == len(after) and all(value >= 192 for _, value in after)
+    text = Path("a.txt").read_bytes()
+    assert all(bytes(row) in text for row in seen if max(row) < 128)
+
+
+def test_accumulation_on_a_task_weighs_each_micro_step_by_its_targets(run):
+    flags = "--data", "op-d", "--steps", 4, "--eval_windows", 8
+    whole = run(*flags, "--batch", 8, out="whole")[-1]
+    parts = run(*flags, "--batch", 1, "--accum", 8, out="parts")[-1]
+    assert parts["val"] == pytest.approx(whole["val"], abs=1e-4)
+
+
 # -------------------------------------------------------------------------------- starting from another run
 def test_a_frozen_encoding_keeps_the_learned_frequencies(run):
     learned = run("--pe", "lerope", "--steps", 20, "--pe_lr", 0.1, out="learned")[-1]["theta"]
@@ -246,6 +272,20 @@ def test_three_kills_leave_a_checkpoint_that_goes_on_to_the_bit(run):
     run(*flags, "--resume")
     assert same(weights("whole"), weights())
     assert [v["step"] for v in log()[1:]] == list(range(151))
+
+
+def test_a_finished_run_resumed_keeps_its_log(run):
+    before = run("--steps", 6, "--eval_every", 4)
+    assert run("--steps", 6, "--eval_every", 4, "--resume") == before and before[-1]["train"] > 0
+
+
+def test_a_checkpoint_of_another_encoding_is_refused(run):
+    run("--steps", 1)
+    ckpt = train.read_checkpoint("out")
+    ckpt["config"]["pe"] = "mine"
+    torch.save(ckpt, "out/ckpt.pt")
+    with pytest.raises(ValueError, match="mine.*not in the encodings"):
+        train.load("out")
 
 
 def test_resume_refuses_another_run(run, refused):
@@ -332,7 +372,10 @@ def test_a_loss_that_is_not_finite_stops_the_run(run, monkeypatch):
     "--resume": "does not exist", "--resume --out a.txt": "no checkpoint",
     "--out a.txt/run": "cannot be written",
     "--init a.txt": "no checkpoint", "--init nowhere": "does not exist", "--init_pe a.txt": "no log",
-    "--init_pe broken.jsonl": "no log", "--reverse": "prope", "--pe prope --init_pe out": "lerope",
+    "--needles 2": "[0, 1]", "--data a.txt --needles 0.5 --L 7": "8 or more do",
+    "--init_pe broken.jsonl": "no log", "--reverse": "prope", "--p 0.5": "prope",
+    "--ape_init near_identity": "ape", "--basis exp": "ndrope", "--directions mixed": "ndrope",
+    "--data foo-d --pe ape-tree": "for ape-tree", "--init_pe out --pe prope": "lerope",
 }.items())
 def test_wrong_use_gets_a_sentence(refused, flags, words):
     Path("empty.txt").touch()

@@ -1,10 +1,10 @@
 """
 bench.py: what each encoding costs, side by side on this machine.
 
-A step is train.py's, compiled, and in bf16 where there is hardware. In each round every encoding takes a turn
-of three steps, in an order that rotates, to and fro. Its ratio to RoPE is the median over the rounds of (its
-time / RoPE's in that round), with the quartiles: what else a machine does, if it outlasts a round, falls on
-both and cancels. Milliseconds, medians too, need a quiet machine.
+A step is train.py's, compiled, and in bf16 where there is hardware. Each round runs every encoding for three
+steps, in an order that rotates, to and fro. A ratio to RoPE is taken within a round, so a slow spell of the
+machine falls on both and cancels: its median over the rounds, and its quartiles. Milliseconds, medians too,
+need a quiet machine.
 
     FLOPs a token = 6 (12 layers D^2 + V D) + 6 layers L D      L / 2 tokens to see; backward twice forward
     of peak       = FLOPs a token * tokens/s / FLOPs/s of the fastest square matrix product of the same run

@@ -6,8 +6,8 @@ eval_niah.py: needle in a haystack: is a token found again, at any depth and pas
 
 Keys and values are ids that text hardly has: the 64 below end-of-text are values, the 64 below those are keys
 (of bytes: 192..255 and 128..191, which no ASCII text has). Each row and each prompt pairs them anew: there is
-no table to learn by heart. Pairs kept from training would show less: a model learns that they never come, and
-is wrong about them although it copies.
+no table to learn by heart. Pairs kept from training would only do harm: a model learns that they never come,
+and does not guess them.
 
     plant      rows (n, L + 1) of training text, needles in a share of them: about a fifth of the tokens are
                pairs, each met twice or more, at random places: every repeat is a query

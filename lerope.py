@@ -12,7 +12,7 @@ optimiser group of its own, with no weight decay (train.py). At every alpha the 
 What moves a frequency, with pairs of q, k as complex numbers, g_mn = dloss/dlogit_mn and D = m - n:
 
     c_i[D] = sum over layers, rows, heads and m - n = D of  g_mn q_m,i conj(k_n,i) / sqrt(d)
-    P_i(t) = Re sum_D c_i[D] e^(i D t)             the Fourier transform of the gradient, gathered by offset
+    P_i(t) = Re sum_D c_i[D] e^(1j D t)            the Fourier transform of the gradient, gathered by offset
     dloss/dtheta_i = P_i'(theta_i),     dloss/dalpha_i = theta_i P_i'(theta_i)           [1, sec. 3.2, App. B]
 
 P holds c fixed, though g and deeper q, k move with theta: P_i' is the gradient at the present theta only.

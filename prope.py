@@ -12,8 +12,8 @@ Not partial rotary (GPT-NeoX, Phi): that turns the first p d channels by base^(-
 own with all of RoPE's slow end. Here the denominator stays d, and the slow end is what goes. Hugging Face
 calls it rope_type "proportional", with p as partial_rotary_factor.
 
-The paper plots the mean norm of each pair; here it is the pair's share of the squared norm: QK-norm leaves
-nothing else free, heads of any scale compare, and even use is 2/d. A rotation changes neither.
+The paper plots each pair's mean norm; here it is a pair's share of the squared norm, as QK-norm fixes the
+total: heads of any scale compare, and even use is 2/d. A rotation changes neither.
 
 [1] Barbero et al. 2025, Round and Round We Go!, https://arxiv.org/abs/2410.06205
 $ python prope.py              Prop. 3.1, 3.2, 5.2 and Thm 5.3, 6.1 of [1] in numbers; figures/prope.png

@@ -56,7 +56,7 @@ class RoPE(torch.nn.Module):
         theta = theta if theta.ndim == 1 else theta[:, None]    # (d/2,) or (H, 1, d/2)
         pos = pos if pos.ndim == 1 else pos[:, None]            # (L,) or (B, 1, L): a place for the heads
         angle = pos[..., None].to(theta.dtype) * theta          # (L, d/2), (H, L, d/2), (B, 1|H, L, d/2)
-        # One cat: a compiled graph then makes them once, and not again in float64 at each of their uses.
+        # One cat, or the compiler makes them again, in float64, wherever they are used (LOG.md).
         cos, sin = torch.cat((angle.cos(), angle.sin())).chunk(2)
         return lambda x: rotate(x, cos, sin)
 

@@ -1,14 +1,14 @@
 """
 Scaling: run a rotary encoding past its trained length by changing its frequencies, and nothing else.
 
-    Ro'(x, i theta) = Ro(x, i theta')      a modified rotary function is the original one at other angles
+    Ro'(x, m theta) = Ro(x, m theta')      a modified rotary function is the original one at other angles
 
-    interpolation   L' positions squeezed into L       i theta' = (L/L') i theta
-    doubling        position i, before Ro or in it     i theta' = 2 i theta
-    offset          all positions moved by c           i theta' = (i + c) theta
+    interpolation   L' positions squeezed into L             m theta' = (L/L') m theta
+    doubling        of m, inside Ro or outside, the same     m theta' = 2 m theta
+    offset          all positions moved by c                 m theta' = (m + c) theta
 
 Attention cannot see the offset: rho(m + c)^T rho(n + c) = rho(n - m). What is left is a map theta -> theta'.
-L is the trained length, s = L'/L; from here on i is a band, 0 .. d/2-1, of r = L theta_i / 2 pi turns in L:
+L is the trained length, s = L'/L, and i a band, 0 .. d/2-1, of r = L theta_i / 2 pi turns in L:
 
     linear         theta_i / s                                           position interpolation [1]
     ntk            theta_i s^(-i/(d/2-1)), that is b' = b s^(d/(d-2))    first band kept, last one / s [2]

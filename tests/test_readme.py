@@ -40,10 +40,12 @@ def test_commands_run(tmp_path):
             flags += SMALL + (["--out", "out/shards"] if "--data" in flags else [])
         if "--lengths" in flags:
             flags[-1] = "1,2"
+        if script == "eval_niah.py":
+            flags += "--depths 2 --trials 1".split()
         words = [sys.executable, ROOT / script, *flags]
         done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == 0, (command, done.stdout[-2000:], done.stderr[-2000:])
         ran.add(script)
-    names = "train", "rope", "prope", "lerope", "scaling", "ape", "ndrope", "tasks"
+    names = "train", "rope", "prope", "lerope", "scaling", "ape", "ndrope", "tasks", "eval_niah"
     assert ran == {f"{name}.py" for name in names}
     assert len(list((tmp_path / "figures").iterdir())) >= 4

@@ -77,7 +77,7 @@ def perplexity(arm, task, seed):
 def table():
     """Perplexities, the mean over seeds; and their ratio to RoPE's in pairs, with its 95 % interval."""
     print("task         seeds" + "".join(f"{arm:>16}" for arm in ARMS))
-    for task in tasks.names:
+    for task in tasks.names[:11]:
         seeds = [s for s in range(9) if perplexity("rope", task, s)]
         cells = []
         for arm in ARMS:

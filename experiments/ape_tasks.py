@@ -4,7 +4,7 @@ The table of the APE authors' reply: 11 tasks, 5 variants with sequence position
 $ python experiments/ape_tasks.py ape-init-train rotate-d 0      one run; experiments/ape_tasks.sh has all
 $ python experiments/ape_tasks.py                                the table from the logs
 
-A run leaves its log in experiments/logs/ape_tasks/, also if its loss diverged; if it is there, nothing is done.
+A run leaves its log in experiments/logs/ape_tasks/, also if its loss diverged; with a log it is not repeated.
 The metric is the teacher-forced perplexity of the target on 1,024 held-out samples. No arm has a factor that
 weakens the logits with the distance, which the authors' code gives to APE alone.
 """

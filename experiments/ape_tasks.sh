@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The table of the APE authors' reply and tree-APE, by experiments/ape_tasks.py: all tasks with one seed, five of
-# them with three, two runs of one thread side by side; one to two minutes a run. Logs in experiments/logs/ape_tasks/.
-# The rates of what is learned, in ARMS there, are the best of these on a seed of their own (100), rotate-d.
+# The table of the APE authors' reply, and tree-APE, by ape_tasks.py: all tasks with one seed, five of
+# them with three; two runs of one thread at a time, 1 to 2 minutes each. Logs: experiments/logs/ape_tasks/
+# The rates of what is learned, in ARMS there, are the best of those below on a seed of their own (100).
 # $ bash experiments/ape_tasks.sh      prints the table at its end
 cd "$(dirname "$0")/.." && mkdir -p out/ape_tasks
 export OMP_NUM_THREADS=1

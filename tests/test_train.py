@@ -92,6 +92,18 @@ def test_a_run_learns_and_leaves_its_log_checkpoint_and_figure(run, capsys):
     assert sum(w.numel() for w in model.parameters()) == first["parameters"]
 
 
+@pytest.mark.parametrize("flags", ("--pe prope", "--pe nope", "--pe ape", "--pe ape --ape_init near_identity",
+                                   "--pe ndrope", "--pe ndrope --basis exp", "--pe ndrope --directions mixed"))
+def test_every_encoding_of_one_axis_trains_on_text(run, flags):
+    lines = run(*flags.split(), "--steps", 30, "--lr", 1e-2, "--eval_every", 30)
+    assert lines[-1]["val"] < lines[1]["val"] - 1
+    torch.manual_seed(0)
+    start = train.GPT(lines[0]["config"]).state_dict()
+    learned = [name for name in start if name.startswith("pe.")]
+    assert bool(learned) == ("ape" in flags or "ndrope" in flags)
+    assert not any(torch.equal(start[name], weights()[name]) for name in learned)
+
+
 def test_the_reported_loss_is_the_cross_entropy_alone(run):
     import data
     line = run("--steps", 1)[-1]

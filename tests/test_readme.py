@@ -1,6 +1,7 @@
 """
 The README: the files it names are there, and each command it shows runs, shortened to a few small steps.
 """
+import os
 import re
 import subprocess
 import sys
@@ -43,7 +44,8 @@ def test_commands_run(tmp_path):
         if script == "eval_niah.py":
             flags += "--depths 2 --trials 1".split()
         words = [sys.executable, ROOT / script, *flags]
-        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True,
+                              env={**os.environ, "OMP_NUM_THREADS": "1"})         # see conftest.py
         assert done.returncode == 0, (command, done.stdout[-2000:], done.stderr[-2000:])
         ran.add(script)
     names = "train", "rope", "prope", "lerope", "scaling", "ape", "ndrope", "tasks", "eval_niah"

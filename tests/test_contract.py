@@ -22,6 +22,7 @@ from lerope import LeRoPE
 from ndrope import NDRoPE
 from prope import PRoPE
 from rope import RoPE
+from test_ndrope import by_loops
 from train import GPT
 
 BASE, d, H, L = 10_000.0, 8, 3, 5                   # H, L and d differ: no axis can pass for another
@@ -51,17 +52,6 @@ def upper(A):
     return B
 
 
-def in_the_basis_of(pe, theta):
-    """Q turns(theta) Q^T, Q = (I - A/2)^-1 (I + A/2) of the pairs that a tournament of d players brings."""
-    A, table = torch.zeros(d, d, dtype=torch.float64), list(range(d - 1))
-    for r in range(d - 1):
-        for k, (i, j) in enumerate([(table[0], d - 1)] + [(table[k], table[-k]) for k in range(1, d // 2)]):
-            A[j, i], A[i, j] = pe.a[r, k].item(), -pe.a[r, k].item()
-        table = table[1:] + table[:1]
-    Q = (torch.eye(d) - A / 2).inverse() @ (torch.eye(d) + A / 2)
-    return Q @ turns(theta) @ Q.T
-
-
 ENCODINGS = {                                       # name: constructor, its generators (H, d, d) as stored
     "rope": (lambda: RoPE(d), lambda pe: turns(lambda h, i: power(i))),
     "per head": (lambda: RoPE(d, theta=SPECTRA), lambda pe: turns(lambda h, i: SPECTRA[h][i])),
@@ -71,7 +61,7 @@ ENCODINGS = {                                       # name: constructor, its gen
     "nope": (lambda: PRoPE(d, p=0), lambda pe: turns(lambda h, i: 0)),
     "ape": (lambda: APE(d, H), lambda pe: upper(pe.A)),
     "ape, near identity": (lambda: APE(d, H, "near_identity"), lambda pe: upper(pe.A)),
-    "ndrope": (lambda: NDRoPE(d, 1, basis="cayley"), lambda pe: in_the_basis_of(pe, lambda h, i: power(i))),
+    "ndrope": (lambda: NDRoPE(d, 1, basis="cayley"), lambda pe: by_loops(pe).expand(H, d, d)),
 }
 LEARNED = [name for name, (make, _) in ENCODINGS.items() if list(make().parameters())]
 every_encoding = pytest.mark.parametrize("name", ENCODINGS)
@@ -303,7 +293,7 @@ def test_logits_of_the_gpt_against_a_second_one_written_by_hand(pe, temperature)
         theta = [t * math.exp(a) for t, a in zip(theta, model.pe.alpha.tolist())]
     kept = {"prope": 2, "nope": 0}.get(pe, d // 2)
     speed = lambda h, i: theta[i] * (i < kept)
-    G = {"ape": lambda: upper(model.pe.A), "ndrope": lambda: in_the_basis_of(model.pe, speed)}
+    G = {"ape": lambda: upper(model.pe.A), "ndrope": lambda: by_loops(model.pe).expand(H, d, d)}
     G = G.get(pe, lambda: turns(speed))()
     weights = {name: w.numpy() for name, w in model.state_dict().items()}
     for b in range(B):

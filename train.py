@@ -304,8 +304,7 @@ def main():
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     torch.set_float32_matmul_precision("high")
     bf16 = args.dtype == "bf16" if args.dtype else has_bf16(device.type)
-    compiled = args.compile
-    if compiled:
+    if compiled := args.compile:
         try:
             torch.compile(lambda x: x + 1)(torch.zeros(8, device=device))
         except Exception:
@@ -382,9 +381,10 @@ def main():
 
     def micro_steps(rows):
         """x, y and maybe pos (n, L, ..) of a step -> this process's of each micro-step, after their share."""
+        targets = (rows[1] >= 0).sum()
         for part in zip(*(t.split(args.batch) for t in rows)):
             part = [t[rank::world].contiguous() for t in part]
-            part.insert(0, (part[1] >= 0).sum() * world / (rows[1] >= 0).sum())     # of the targets
+            part.insert(0, (part[1] >= 0).sum() * world / targets)
             part = [t.pin_memory() for t in part] if device.type == "cuda" else part
             yield [t.to(device, non_blocking=True) for t in part]
 
@@ -425,7 +425,7 @@ def main():
             sys.exit(f"\nthe loss is not finite at step {step}: lower --lr; the last checkpoint is kept")
 
     # The loop: evaluate, log, save; one step.
-    asked, stop, terminal = [], False, sys.stdout.isatty()
+    asked, terminal = [], sys.stdout.isatty()
     for name in (signal.SIGINT, signal.SIGTERM):
         signal.signal(name, lambda name, frame: sys.exit(1) if asked else asked.append(name))
     say(f"{args.pe}: {parameters / 1e6:.2f}M parameters, {args.heads} heads, {config['layers']} layers, "

@@ -57,8 +57,8 @@ def J(M):
     return torch.cat((-M[..., M.shape[-2] // 2 :, :], M[..., : M.shape[-2] // 2, :]), dim=-2)
 
 
-# An operator of its own, as torch.compile knows no complex numbers.
-@torch.library.custom_op("nanorope::diagonalise", mutates_args=())
+# An operator, as torch.compile knows no complex numbers; its own for __main__, or the import in train frees it.
+@torch.library.custom_op(f"{__name__.strip('_')}::diagonalise", mutates_args=())
 def diagonalise(B: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """A skew B (..., d, d) -> theta, P as to_theta, without a gradient."""
     h = B.shape[-1] // 2

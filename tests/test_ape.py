@@ -7,10 +7,12 @@ Tests compare relative maps rho(a)^T rho(b), as one fixed orthogonal map on the 
 import itertools
 import math
 import os
+import runpy
 
 import pytest
 import torch
 
+import ape
 from ape import APE, GridAPE, TreeAPE, fold, from_theta, to_theta
 from rope import RoPE, frequencies
 from scaling import extend
@@ -84,6 +86,15 @@ def padded(paths, depth=4):
 
 
 # ---------------------------------------------------------------------------------- sequences: a homomorphism
+def test_the_file_run_and_imported_is_two_operators():
+    """`python ape.py` imports train and so ape again. A second operator of one name frees the first: running
+    it then read freed memory, and about one cold start in four ended in std::bad_alloc or worse."""
+    again = runpy.run_path(ape.__file__, run_name="again")
+    assert again["diagonalise"]._qualname != ape.diagonalise._qualname
+    theta = [f(filled(APE(d, H)).A)[0] for f in (to_theta, again["to_theta"])]
+    close(*theta, 0)
+
+
 def test_sequence_maps_are_powers_of_one_generator_a_head():
     pe = filled(APE(d, H))
     W = torch.matrix_exp(skew(pe.A.detach()))

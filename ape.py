@@ -160,7 +160,6 @@ class GridAPE(torch.nn.Module):
         return lambda x: torch.cat([rho(c) for rho, c in zip(rhos, x.chunk(len(rhos), -1))], dim=-1)
 
 
-@torch.compiler.disable                                         # sizes that depend on the data
 def walk(W, path):
     """W (k, H, d, d), path (T, depth) -> maps (n, H, d, d), slot (T,), c. A map for each distinct path, made
     once and repeated, so that a copy serves at most c tokens; token t is row slot[t] of n groups of c."""
@@ -184,12 +183,13 @@ class TreeAPE(torch.nn.Module):
         """d: a head's width. Each of the branching generators, of each head, starts random and small."""
         super().__init__()
         self.A = torch.nn.Parameter(0.02 * torch.randn(branching, heads, d, d).triu(1))
+        self.walk = torch.compiler.disable(walk)                # its sizes depend on the data
 
     def forward(self, path):
         """path (L, depth) or (B, L, depth) -> rho: x (..., H, L, d) -> the same shape and dtype."""
         A = self.A.triu(1).to("cpu", torch.float64)             # matrix_exp is not everywhere
         W = torch.matrix_exp(A - A.mT).to(frequencies(2, device=path.device))
-        maps, slot, c = walk(W, path.flatten(0, -2).long())
+        maps, slot, c = self.walk(W, path.flatten(0, -2).long())
         def rho(x):
             wide = torch.promote_types(x.dtype, torch.float32)
             rows = x.movedim(-3, -2).to(wide)                   # (..., L, H, d) or (..., B, L, H, d)

@@ -225,7 +225,7 @@ if __name__ == "__main__":
     import matplotlib.pyplot as plt
     torch.manual_seed(0)
     torch.set_grad_enabled(False)
-    d, base, side, golden = 32, 100.0, 32, torch.pi * (5**0.5 - 1) / 2
+    d, base, side, golden = 32, 100.0, 16, torch.pi * (5**0.5 - 1) / 2
 
     def learned(directions, basis):
         pe = NDRoPE(d, 2, directions=directions, basis=basis, base=base)
@@ -276,11 +276,11 @@ if __name__ == "__main__":
 
     # One query and key, equally strong in all axial planes: their logit from two places, by the offset.
     q = torch.randint(2, (d,)).double() * 2 - 1
-    offset = torch.stack(torch.meshgrid(*[torch.linspace(-16, 16, 65)] * 2, indexing="ij"), -1).double()
+    offset = torch.stack(torch.meshgrid(*[torch.arange(-16, 17)] * 2, indexing="ij"), -1).double()
     fig, axes = plt.subplots(2, 8, figsize=(17, 4.5), sharex=True, sharey=True, layout="constrained")
     for (name, G), column in zip(encodings.items(), axes.T):
         for x, ax in zip(torch.tensor([[0, 0], [9, 14]]).double(), column):
-            logit = turn(x + offset, G) @ q @ (turn(x, G) @ q) / d                      # (65, 65)
+            logit = turn(x + offset, G) @ q @ (turn(x, G) @ q) / d                      # (33, 33)
             image = ax.imshow(logit.T, "RdBu_r", origin="lower", extent=(-16, 16, -16, 16), vmin=-1, vmax=1)
         column[0].set_title(name)
     for ax, place in zip(axes[:, 0], ("the origin", "(9, 14)")):

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Positions of two dimensions or of one on the task grid: the rates on seed 100, then 8 arms x 3 seeds. Two
 # runs of one thread at a time, 2 to 4 minutes each: about 50 minutes on two cores.
-# $ bash experiments/grid.sh      runs in out/grid/, logs in experiments/logs/grid/; tables; figures/grid.png
+# $ bash experiments/grid.sh      logs in experiments/logs/grid/; then README's table and figures/grid.png
 cd "$(dirname "$0")/.." && mkdir -p out/grid
 export OMP_NUM_THREADS=1
 {
@@ -14,4 +14,4 @@ export OMP_NUM_THREADS=1
     done
 } | xargs -P 2 -L 1 sh -c 'IFS=-; log="out/grid/$*.txt"
     python experiments/grid.py "$@" > "$log" 2>&1 || echo "failed: see $log"' run
-python experiments/grid.py
+python experiments/report.py

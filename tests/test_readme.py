@@ -1,18 +1,21 @@
 """
 The README: the files it names are there, and each command it shows runs, shortened to a few small steps.
 """
-import itertools
 import os
 import re
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "README.md").read_text()
-COMMANDS = [line.split("#")[0].strip() for block in re.findall(r"```sh\n(.*?)```", TEXT, re.DOTALL)
-            for line in block.splitlines()]
+COMMANDS = [line.split("#")[0].strip().removeprefix("pip install -r requirements.txt && ").replace("'", "")
+            for block in re.findall(r"```sh\n(.*?)```", TEXT, re.DOTALL) for line in block.splitlines()]
+COMMANDS.remove("python -m pytest")
+RUNS = [command for command in COMMANDS if "train.py" in command or "out/" in command]      # in their order
+DEMOS = [command for command in COMMANDS if command not in RUNS]
 SMALL = "--steps 2 --heads 1 --L 64 --batch 2 --eval_windows 2 --no-compile".split()
 
 
@@ -27,7 +30,7 @@ def test_what_it_shows_of_the_interface_is_the_code_of_the_gpt():
 
 
 def run(command, folder):
-    """One command there, shortened, on one thread (see conftest.py) -> its script."""
+    """One command there, shortened, on one thread (see conftest.py)."""
     python, script, *flags = command.split()
     assert python == "python"
     if script == "train.py":
@@ -39,21 +42,24 @@ def run(command, folder):
     done = subprocess.run([sys.executable, ROOT / script, *flags], cwd=folder, capture_output=True, text=True,
                           env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, (command, done.stdout[-2000:], done.stderr[-2000:])
-    return script
 
 
-def test_commands_run(tmp_path):
-    """In their order, but the demos, which need no run, beside the rest."""
+def test_every_script_has_a_command():
+    names = "train", "rope", "prope", "lerope", "scaling", "ape", "ndrope", "tasks", "eval_niah"
+    assert {command.split()[1] for command in DEMOS + RUNS} == {f"{name}.py" for name in names}
+
+
+@pytest.mark.parametrize("command", DEMOS)
+def test_a_demo_runs_and_draws(command, tmp_path):
+    (tmp_path / "figures").mkdir()
+    run(command, tmp_path)
+    assert any((tmp_path / "figures").iterdir()) or "tasks.py" in command
+
+
+def test_the_runs_and_what_is_made_of_them(tmp_path):
     (tmp_path / "figures").mkdir()
     (tmp_path / "path").mkdir()
     for part in ("train", "val"):
         (tmp_path / "path" / f"x_{part}_1.bin").write_bytes(b"\1\0" * 1000)
-    commands = [c.removeprefix("pip install -r requirements.txt && ").replace("'", "") for c in COMMANDS]
-    commands.remove("python -m pytest")
-    needs_a_run = [any(word in command for word in ("train.py", "out/")) for command in commands]
-    lanes = [[c for c, needs in zip(commands, needs_a_run) if needs == lane] for lane in (True, False)]
-    with ThreadPoolExecutor(2) as pool:
-        ran = set(itertools.chain(*pool.map(lambda lane: [run(c, tmp_path) for c in lane], lanes)))
-    names = "train", "rope", "prope", "lerope", "scaling", "ape", "ndrope", "tasks", "eval_niah"
-    assert ran == {f"{name}.py" for name in names}
-    assert len(list((tmp_path / "figures").iterdir())) >= 4
+    for command in RUNS:
+        run(command, tmp_path)

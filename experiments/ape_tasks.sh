@@ -21,7 +21,8 @@ sequence="ape-init-train ape-train rope-train ape-frozen rope"
         case $task in *-b) echo "ape-tree $task 0";; esac
     done
 } | while read -r arm task seed flag rate; do           # once.py would skip them too, but starts Python first
-    [ -f "experiments/logs/ape_tasks/$task-$arm-${rate:+$rate-}s$seed.jsonl" ] || echo "$arm $task $seed $flag $rate"
+    log=experiments/logs/ape_tasks/$task-$arm-${rate:+$rate-}s$seed.jsonl
+    [ -f "$log" ] || echo "$arm $task $seed $flag $rate"
 done | xargs -P 2 -L 1 sh -c 'IFS=-; log="out/ape_tasks/$*.txt"
     python experiments/ape_tasks.py "$@" > "$log" 2>&1 || echo "failed: see $log"' run
 python experiments/report.py

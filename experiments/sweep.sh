@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The learning rates of the default run, chosen on a seed of their own (100), at half its steps: 4 minutes a run.
+# The learning rates of the default run, on a seed of their own (100), at half its steps: 4 minutes a run.
 # $ bash experiments/sweep.sh        logs in experiments/logs/sweep/
 cd "$(dirname "$0")/.." && mkdir -p experiments/logs/sweep
 run() {                                             # name, flags: a run whose log is there is not repeated

@@ -6,10 +6,9 @@ $ python experiments/ape_tasks.py ape-init-train rotate-d 0      experiments/ape
 The metric is the teacher-forced perplexity of the target on 1,024 held-out samples. No arm has a factor that
 weakens the logits with the distance, which the authors' code gives to APE alone.
 
-Rates were chosen on seed 100, by the loss there. A's, started as RoPE, differs by task as no other does: 3e-2
-on rotate-d, where 1e-3, 4e-3, 1e-2, 3e-2, 1e-1 end at 1.328, 1.259, 1.172, 1.092, 1.252; also on c3-d and
-op-d; 4e-3 on tree-copy-d; 1e-3 on reverse, where 3e-2 is ruin. A task in the other order, and copy and repeat,
-take their nearest relative's.
+Rates were chosen on seed 100, by the loss there: A's, started as RoPE, for each of five tasks (a task in the
+other order, and copy and repeat, take their nearest relative's), those of rope-train and ape-tree on rotate-d
+alone. LOG.md has the losses.
 """
 import sys
 

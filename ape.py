@@ -183,7 +183,7 @@ class TreeAPE(torch.nn.Module):
         """d: a head's width. Each of the branching generators, of each head, starts random and small."""
         super().__init__()
         self.A = torch.nn.Parameter(0.02 * torch.randn(branching, heads, d, d).triu(1))
-        self.walk = torch.compiler.disable(walk)                # its sizes depend on the data
+        TreeAPE.walk = staticmethod(torch.compiler.disable(walk))       # data decides its sizes; import is slow
 
     def forward(self, path):
         """path (L, depth) or (B, L, depth) -> rho: x (..., H, L, d) -> the same shape and dtype."""

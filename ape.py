@@ -57,7 +57,7 @@ def J(M):
     return torch.cat((-M[..., M.shape[-2] // 2 :, :], M[..., : M.shape[-2] // 2, :]), dim=-2)
 
 
-# An operator, as torch.compile knows no complex numbers; its own for __main__, or the import in train frees it.
+# An operator, as torch.compile knows no complex numbers. One for __main__ too: train's import would free it.
 @torch.library.custom_op(f"{__name__.strip('_')}::diagonalise", mutates_args=())
 def diagonalise(B: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """A skew B (..., d, d) -> theta, P as to_theta, without a gradient."""
@@ -183,7 +183,7 @@ class TreeAPE(torch.nn.Module):
         """d: a head's width. Each of the branching generators, of each head, starts random and small."""
         super().__init__()
         self.A = torch.nn.Parameter(0.02 * torch.randn(branching, heads, d, d).triu(1))
-        TreeAPE.walk = staticmethod(torch.compiler.disable(walk))       # data decides its sizes; import is slow
+        TreeAPE.walk = staticmethod(torch.compiler.disable(walk))   # data decides its sizes; a slow import
 
     def forward(self, path):
         """path (L, depth) or (B, L, depth) -> rho: x (..., H, L, d) -> the same shape and dtype."""

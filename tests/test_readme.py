@@ -24,6 +24,14 @@ def test_files_named_are_there():
     assert len(named) > 20 and not [name for name in named if not (ROOT / name).exists()]
 
 
+def test_the_tests_that_the_claims_name_are_there():
+    claims = re.findall(r"(tests/test_\w+\.py): ((?:`\w+`(?:, )?)+)", TEXT)
+    assert len(claims) > 10
+    for file, parts in claims:
+        tests = " ".join(re.findall(r"def (test_\w+)", (ROOT / file).read_text()))
+        assert all(part in tests for part in re.findall(r"\w+", parts)), (file, parts)
+
+
 def test_what_it_shows_of_the_interface_is_the_code_of_the_gpt():
     code = (ROOT / "train.py").read_text()
     assert "rho = self.pe(" in code and "rho(q)" in code and "rho(k)" in code

@@ -100,7 +100,7 @@ def ape():
     return markdown(("task", "seeds", *APE_ARMS), [*rows, between, *signed])
 
 
-TABLES = {f.__name__: f for f in (default, rates, grid)}
+TABLES = {f.__name__: f for f in (default, rates, grid, ape)}
 
 
 def filled(text):

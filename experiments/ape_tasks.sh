@@ -6,11 +6,11 @@ cd "$(dirname "$0")/.." && mkdir -p out/ape_tasks
 export OMP_NUM_THREADS=1
 sequence="ape-init-train ape-train rope-train ape-frozen rope"
 {
+    for rate in 1e-3 4e-3 1e-2 3e-2 1e-1; do
+        for arm in ape-init-train ape-train ape-tree; do echo "$arm rotate-d 100 --pe_lr $rate"; done
+    done
     for rate in 1e-3 4e-3 1e-2 3e-2; do
-        for task in rotate-d reverse tree-copy-d c3-d op-d; do
-            echo "ape-init-train $task 100 --pe_lr $rate"
-        done
-        for arm in ape-train ape-tree; do echo "$arm rotate-d 100 --pe_lr $rate"; done
+        for task in reverse tree-copy-d c3-d op-d; do echo "ape-init-train $task 100 --pe_lr $rate"; done
     done
     for rate in 2.5e-4 1e-3 4e-3; do echo "rope-train rotate-d 100 --pe_lr $rate"; done
     for task in rotate-d tree-copy-d reverse c3-d op-d; do for seed in 0 1 2; do

@@ -62,15 +62,18 @@ def rates():
     return markdown(("`--pe`", "rate", "validation loss"), rows)
 
 
+def accuracies():
+    """arm of grid.py -> for each test the accuracies of its seeds."""
+    last = {arm: [lines(f"grid/{arm}-{seed}")[-1]["tests"] for seed in range(3)] for arm in GRID_ARMS}
+    return {arm: [[seed[where]["accuracy"] for seed in seeds] for where in TESTS] for arm, seeds in last.items()}
+
+
 def grid():
     """Accuracy, the mean of the seeds; and for the arms beside axial their difference to it."""
-    found = {arm: [lines(f"grid/{arm}-{seed}")[-1]["tests"] for seed in range(3)] for arm in GRID_ARMS}
-    rows, signed = [], []
+    found, rows, signed = accuracies(), [], []
     for arm, (_, label) in GRID_ARMS.items():
-        values = [[test[where]["accuracy"] for test in found[arm]] for where in TESTS]
-        axial = [[test[where]["accuracy"] for test in found["axial"]] for where in TESTS]
-        pairs = [[a - b for a, b in zip(v, w)] for v, w in zip(values, axial)]
-        rows.append((label, *(f"{mean(v):.4f}" for v in values)))
+        rows.append((label, *(f"{mean(v):.4f}" for v in found[arm])))
+        pairs = [[a - b for a, b in zip(v, w)] for v, w in zip(found[arm], found["axial"])]
         if arm != "axial":
             signed.append((label, *(f"{mean(d):+.3f} +- {half(d):.3f}" for d in pairs)))
     between = ("*less axial, 95 % interval*", *[""] * len(TESTS))
@@ -117,11 +120,9 @@ def filled(text):
 def draw_grid():
     from matplotlib.figure import Figure
     ax = Figure(figsize=(11, 5), layout="constrained").subplots()
-    for i, (arm, (_, label)) in enumerate(GRID_ARMS.items()):
-        tests = [lines(f"grid/{arm}-{seed}")[-1]["tests"] for seed in range(3)]
+    for i, (arm, values) in enumerate(accuracies().items()):
         x = [k + (i - (len(GRID_ARMS) - 1) / 2) * 0.1 for k in range(len(TESTS))]
-        values = [[t[where]["accuracy"] for t in tests] for where in TESTS]
-        ax.bar(x, [mean(v) for v in values], 0.09, label=label, color=f"C{i}", alpha=0.6)
+        ax.bar(x, [mean(v) for v in values], 0.09, label=GRID_ARMS[arm][1], color=f"C{i}", alpha=0.6)
         for where, v in zip(x, values):
             ax.plot([where] * len(v), v, ".", color="black", markersize=4)
     ax.axhline(1 / 16, color="gray", linestyle=":", label="chance")

@@ -93,7 +93,8 @@ def test_a_run_learns_and_leaves_its_log_checkpoint_and_figure(run, capsys):
 
 
 @pytest.mark.parametrize("flags", ("--pe prope", "--pe nope", "--pe ape", "--pe ape --ape_init near_identity",
-                                   "--pe ndrope", "--pe ndrope --basis exp", "--pe ndrope --directions mixed"))
+                                   "--pe ndrope", "--pe ndrope --basis exp",
+                                   "--pe ndrope --directions mixed"))
 def test_every_encoding_of_one_axis_trains_on_text(run, flags):
     lines = run(*flags.split(), "--steps", 30, "--lr", 1e-2, "--eval_every", 30)
     assert lines[-1]["val"] < lines[1]["val"] - 1

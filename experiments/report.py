@@ -64,8 +64,8 @@ def rates():
 
 def accuracies():
     """arm of grid.py -> for each test the accuracies of its seeds."""
-    last = {arm: [lines(f"grid/{arm}-{seed}")[-1]["tests"] for seed in range(3)] for arm in GRID_ARMS}
-    return {arm: [[seed[where]["accuracy"] for seed in seeds] for where in TESTS] for arm, seeds in last.items()}
+    runs = {arm: [lines(f"grid/{arm}-{seed}")[-1]["tests"] for seed in range(3)] for arm in GRID_ARMS}
+    return {arm: [[run[where]["accuracy"] for run in all3] for where in TESTS] for arm, all3 in runs.items()}
 
 
 def grid():

@@ -22,7 +22,7 @@ sequence="ape-init-train ape-train rope-train ape-frozen rope"
     done
 } | while read -r arm task seed flag rate; do           # once.py would skip them too, but starts Python first
     log=experiments/logs/ape_tasks/$task-$arm-${rate:+$rate-}s$seed.jsonl
-    [ -f "$log" ] || echo "$arm $task $seed $flag $rate"
+    [ -f "$log" ] || echo $arm $task $seed $flag $rate     # unquoted: a blank at the end would join lines
 done | xargs -P 2 -L 1 sh -c 'IFS=-; log="out/ape_tasks/$*.txt"
     python experiments/ape_tasks.py "$@" > "$log" 2>&1 || echo "failed: see $log"' run
 python experiments/report.py

@@ -4,20 +4,20 @@ eval_niah.py: needle in a haystack: is a token found again, at any depth and pas
     needle   key value       two tokens in a text, at a depth of 0 (its start) to 1 (just before the query)
     query    key             the prompt's last token, a verbatim prefix of the needle: the value follows
 
-Keys and values are ids that text hardly has: the 64 below end-of-text are values, the 64 below those are keys
-(of bytes: 192..255 and 128..191, which no ASCII text has). Each row and each prompt pairs them anew: there is
+Keys and values are ids that text hardly has: the 16 below end-of-text are values, the 16 below those are keys
+(of bytes: 240..255 and 224..239, which no ASCII text has). Each row and each prompt pairs them anew: there is
 no table to learn by heart. Pairs kept from training would only do harm: a model learns that they never come,
 and does not guess them.
 
-    plant      rows (n, L + 1) of training text, needles in a share of them: about a fifth of the tokens are
-               pairs, each met twice or more, at random places: every repeat is a query
+    plant      rows (n, L + 1) of training text, needles in a share of them: up to two fifths of the tokens are
+               pairs, few or many, each met two to four times at random places: every repeat is a query
     needle     a prompt of exactly L tokens: a needle, distractors (others' keys and values), the query
     passkey    the same for models that have read text only: a sentence with five digits
 
 The answer is scored by teacher forcing, without decoding: right if each token of it is the argmax. Chance is
 a guess among the values in the prompt, 1 / (1 + distractors): what a model gets that sees needles and cannot
 tell keys apart. The control has the text that was there in the needle's place: the answer is nowhere in it, a
-guess among all values is right once in 64, and more would be a leak. Prompts are functions of (seed, length,
+guess among all values is right once in 16, and more would be a leak. Prompts are functions of (seed, length,
 depth, trial) alone: every encoding and every scaling gets the same ones.
 
 The map is G. Kamradt's, https://github.com/gkamradt/LLMTest_NeedleInAHaystack, the passkey that of Mohtashami
@@ -34,10 +34,10 @@ import torch
 
 
 def draw(n, pairs, rng, vocab):
-    """n rows of keys and of values, (n, pairs) each, none twice in a row: at most 64 pairs."""
-    symbols = np.tile(np.arange(64), (n, 1))
+    """n rows of keys and of values, (n, pairs) each, none twice in a row: at most 16 pairs."""
+    symbols = np.tile(np.arange(16), (n, 1))
     keys, values = (rng.permuted(symbols, axis=1)[:, :pairs] for _ in range(2))
-    return keys + vocab - 129, values + vocab - 65
+    return keys + vocab - 33, values + vocab - 17
 
 
 def plant(rows, share, rng, vocab):
@@ -47,15 +47,17 @@ def plant(rows, share, rng, vocab):
     if not 0 <= share <= 1 or W < 9:
         raise ValueError(f"needles in a share of {share} of rows of {W} tokens: the share must be in [0, 1], "
                          "and a row have 9 tokens or more")
-    S = max(2, min(W // 9, 160))                            # needles and queries in a row, two tokens each
-    most = max(1, 2 * S // 5)                               # so that each pair is met at least twice
+    S = max(2, min(W // 5, 64))                             # places in a row for needles and queries
+    most = min(S // 2, 16)
     keys, values = draw(n, most, rng, vocab)
     pairs = rng.integers(min(2, most), most, (n, 1), endpoint=True)
-    which = rng.permuted(np.arange(S) % pairs, axis=1)                              # (n, S), by place
+    met = rng.integers(2, np.clip(S // pairs, 2, 4), (n, 1), endpoint=True)         # times, each pair of a row
+    which = rng.permuted(np.where(np.arange(S) < pairs * met, np.arange(S) % pairs, -1), axis=1)
     # S of W - S places, at random; each is moved up by the number before it, so that no two overlap.
     place = np.sort(rng.random((n, W - S)).argsort(axis=1)[:, :S], axis=1) + np.arange(S)
-    planted, i = rows.copy(), np.arange(n)[:, None]
-    planted[i, place], planted[i, place + 1] = keys[i, which], values[i, which]
+    row, at = np.nonzero(which >= 0)
+    place, which, planted = place[row, at], which[row, at], rows.copy()
+    planted[row, place], planted[row, place + 1] = keys[row, which], values[row, which]
     return np.where(rng.random((n, 1)) < share, planted, rows)
 
 
@@ -66,7 +68,7 @@ def needle(text, L, depth, distractors, rng, vocab):
         raise ValueError(f"--distractors {distractors}: not sure to find room in {L} tokens; ask for fewer")
     start, at, free = rng.integers(len(text) - L + 1), round(depth * (L - 3)), np.arange(L - 2)
     control = text[start:start + L].astype(np.int64)
-    control -= 128 * ((control >= vocab - 129) & (control < vocab - 1))             # stray keys and values
+    control -= 32 * ((control >= vocab - 33) & (control < vocab - 1))               # stray keys and values
     (key, *keys), (value, *values) = (ids[0] for ids in draw(1, 1 + distractors, rng, vocab))
     control[-1], last = key, at
     for pair in zip(keys, values):
@@ -158,7 +160,7 @@ def main():
     ap.add_argument("--trials", type=count, default=20, help="prompts for each length and depth")
     ap.add_argument("--scaling", default="none,linear,ntk,ntk_by_parts,yarn", help="of " + ", ".join(known))
     ap.add_argument("--form", choices=("needle", "passkey"), default="needle", help="passkey: for text only")
-    ap.add_argument("--distractors", type=number(int, 0, 63, 3), default=3, help="other needles in a prompt")
+    ap.add_argument("--distractors", type=number(int, 0, 15, 3), default=3, help="other needles in a prompt")
     ap.add_argument("--data", default="python", help="where the haystack comes from, as in train.py")
     ap.add_argument("--seed", type=number(int, 0, 2**63, 0), default=0, help="of the prompts")
     ap.add_argument("--out", help="JSON lines, one a cell; niah.jsonl in the first run's folder if not given")

@@ -464,7 +464,7 @@ def main():
         for group in optimizer.param_groups:
             group["lr"] = group["peak"] * min((step + 1) / warmup, 0.55 + 0.45 * math.cos(turn))
         for i, part in enumerate(ready):
-            with contextlib.nullcontext() if world == 1 or i == args.accum - 1 else net.no_sync():
+            with contextlib.nullcontext() if world == 1 or i == len(ready) - 1 else net.no_sync():
                 loss, minimised = objective(*part)
                 minimised.backward()
             total += loss.detach()

@@ -15,6 +15,7 @@ from ape_tasks import ARMS as APE_ARMS
 from grid import ARMS as GRID_ARMS
 from grid import TESTS
 from tasks import names
+from text import ARMS as TEXT_ARMS
 
 ROOT = Path(__file__).parent.parent
 LOGS = ROOT / "experiments" / "logs"
@@ -103,7 +104,42 @@ def ape():
     return markdown(("task", "seeds", *APE_ARMS), [*rows, between, *signed])
 
 
-TABLES = {f.__name__: f for f in (default, rates, grid, ape)}
+def text_runs(arm):
+    """Seed -> a run of text.py: its loss, and what it measured at its end."""
+    runs = {s: lines(f"text/{arm}-s{s}") for s in range(5) if there(f"text/{arm}-s{s}")}
+    return {s: {"val": run[-2]["val"], **run[-1]} for s, run in runs.items()}
+
+
+def text():
+    """Validation loss, the mean of the seeds; and its difference to rope, or to a run that goes on as rope."""
+    rows = []
+    for arm in TEXT_ARMS:
+        runs, other = text_runs(arm), text_runs("on-as-rope" if arm.startswith("on-") else "rope")
+        pairs = [runs[s]["val"] - other[s]["val"] for s in runs if s in other]
+        if len(pairs) > 1:
+            rows.append((f"`{TEXT_ARMS[arm]}`", len(pairs), f"{mean([v['val'] for v in runs.values()]):.4f}",
+                         f"{mean(pairs):+.4f} +- {half(pairs):.4f}" * any(pairs)))
+    return markdown(("flags", "seeds", "validation loss", "less rope, 95 % interval"), rows)
+
+
+def lengths():
+    """The loss past the trained length under each scaling; and its difference to no scaling."""
+    pes, rows, signed = ("rope", "prope", "lerope"), [], []
+    runs = {pe: text_runs(pe) for pe in pes}
+    seeds = [s for s in runs["rope"] if all(s in runs[pe] for pe in pes)]
+    runs = {pe: [runs[pe][s]["lengths"] for s in seeds] for pe in pes}
+    for method in runs["rope"][0]:
+        at = {pe: list(zip(*(v[method] for v in runs[pe]))) for pe in pes}         # pe -> for each s the seeds
+        pairs = [[a - b for a, b in zip(at[pe][i], (v["none"][i] for v in runs[pe]))] for pe in pes
+                 for i in (1, 2, 3)]
+        rows.append((method, *(f"{mean(at[pe][i]):.3f}" for pe in pes for i in (1, 2, 3))))
+        if method != "none":
+            signed.append((method, *(f"{mean(d):+.3f} +- {half(d):.3f}" for d in pairs)))
+    between = (f"*less none, 95 % interval, {len(seeds)} seeds*", *[""] * 9)
+    return markdown(("L' / L", *(f"{pe} {s}" for pe in pes for s in (2, 4, 8))), [*rows, between, *signed])
+
+
+TABLES = {f.__name__: f for f in (default, rates, grid, ape, text, lengths)}
 
 
 def filled(text):

@@ -199,7 +199,7 @@ def test_a_task_of_other_positions_or_other_tokens_is_refused(refused, flags):
 
 
 def test_needles_are_in_the_training_windows_alone(run, monkeypatch):
-    """Their ids, 128 and up, are in no text here. The share is of windows; the rest is the text as it was."""
+    """Their ids, 224 and up, are in no text here. The share is of windows; the rest is the text as it was."""
     forward, seen, validated = train.GPT.forward, [], []
 
     def spy(self, x, y=None, pos=None):
@@ -211,10 +211,25 @@ def test_needles_are_in_the_training_windows_alone(run, monkeypatch):
     planted = [row for row in seen if 128 <= max(row) < 256]
     assert len(seen) == 80 and 25 < len(planted) < 55 and max(map(max, validated)) < 128
     for row in planted:                                     # each key is followed by one value throughout
-        after = {(key, value) for key, value in zip(row, row[1:]) if 128 <= key < 192}
-        assert len(dict(after)) == len(after) and all(value >= 192 for _, value in after)
+        after = {(key, value) for key, value in zip(row, row[1:]) if 224 <= key < 240}
+        assert len(dict(after)) == len(after) and all(value >= 240 for _, value in after)
     text = Path("a.txt").read_bytes()
     assert all(bytes(row) in text for row in seen if max(row) < 128)
+
+
+def test_needles_begin_in_short_windows(run, monkeypatch):
+    """An eighth of the steps each in L/8, L/4 and L/2, of as many tokens, in micro-steps of --batch rows."""
+    forward, seen = train.GPT.forward, []
+
+    def spy(self, x, y=None, pos=None):
+        seen.append(x.shape[1] if y is not None else 0)
+        return forward(self, x, y, pos)
+    monkeypatch.setattr(train.GPT, "forward", spy)
+    run("--steps", 16, "--L", 128, "--needles", 1)
+    assert [n for n in seen if n] == 16 * [16] + 8 * [32] + 4 * [64] + 10 * [128]
+    seen.clear()
+    run("--steps", 16, "--L", 128, out="text")
+    assert [n for n in seen if n] == 16 * [128]
 
 
 def test_accumulation_on_a_task_weighs_each_micro_step_by_its_targets(run):
@@ -406,7 +421,7 @@ def test_a_file_that_is_no_checkpoint_is_refused_by_every_script(script):
 
 # ---------------------------------------------------------------------------------- processes, the compiler
 def test_two_processes_equal_one(run):
-    flags = ("--pe", "lerope", "--steps", 20, "--eval_every", 10, "--accum", 2)
+    flags = ("--pe", "lerope", "--steps", 20, "--eval_every", 10, "--accum", 2, "--L", 32, "--needles", 0.5)
     one = run(*flags, out="one")
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))

@@ -233,7 +233,7 @@ def source(args, rows, held_out):
              f"{sum(map(len, train)):,} + {sum(map(len, val)):,} tokens"}
 
     def draw(step):
-        # Needles begin in short windows: an eighth of the run each in L/8, L/4 and L/2, if that is 16 or more.
+        # Needles begin in short windows: an eighth of the run each in L/8, L/4 and L/2, of 16 or more.
         half = max(0, min(3 - 8 * step // args.steps, (L // 16).bit_length() - 1)) if args.needles else 0
         text = batch(train, L >> half, rows << half, args.seed, step)
         if args.needles:

@@ -4,13 +4,13 @@ eval_niah.py: needle in a haystack: is a token found again, at any depth and pas
     needle   key value       two tokens in a text, at a depth of 0 (its start) to 1 (just before the query)
     query    key             the prompt's last token, a verbatim prefix of the needle: the value follows
 
-Keys and values are ids that text hardly has: the 16 below end-of-text are values, the 16 below those are keys
-(of bytes: 240..255 and 224..239, which no ASCII text has). Each row and each prompt pairs them anew: there is
+Keys and values are ids that text hardly has: the 16 below end-of-text are values, the 16 below those keys (of
+bytes: 240..255 and 224..239, which no ASCII text has). Each row and each prompt pairs them anew: there is
 no table to learn by heart. Pairs kept from training would only do harm: a model learns that they never come,
 and does not guess them.
 
-    plant      rows (n, L + 1) of training text, needles in a share of them: up to two fifths of the tokens are
-               pairs, few or many, each met two to four times at random places: every repeat is a query
+    plant      rows (n, L + 1) of training text, needles in a share of them: up to two fifths of the tokens
+               are pairs, few or many, each met two to four times at random places: every repeat is a query
     needle     a prompt of exactly L tokens: a needle, distractors (others' keys and values), the query
     passkey    the same for models that have read text only: a sentence with five digits
 
@@ -51,7 +51,7 @@ def plant(rows, share, rng, vocab):
     most = min(S // 2, 16)
     keys, values = draw(n, most, rng, vocab)
     pairs = rng.integers(min(2, most), most, (n, 1), endpoint=True)
-    met = rng.integers(2, np.clip(S // pairs, 2, 4), (n, 1), endpoint=True)         # times, each pair of a row
+    met = rng.integers(2, np.clip(S // pairs, 2, 4), (n, 1), endpoint=True)        # times, each pair of a row
     which = rng.permuted(np.where(np.arange(S) < pairs * met, np.arange(S) % pairs, -1), axis=1)
     # S of W - S places, at random; each is moved up by the number before it, so that no two overlap.
     place = np.sort(rng.random((n, W - S)).argsort(axis=1)[:, :S], axis=1) + np.arange(S)

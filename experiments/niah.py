@@ -1,9 +1,9 @@
 """
-One run with needles in every window, and then asked for them at every depth, to 8 x its length, under each scaling.
+One run with needles in every window, then asked for them at every depth, to 8 x its length, by each scaling.
 
 $ python experiments/niah.py lerope 0           experiments/niah.sh has all
 
-A run's log ends in the accuracies: {"niah": {scaling: {s: [accuracy at each depth]}}, "control": their largest}.
+A run's log ends in {"niah": {scaling: {s: [accuracy at each depth]}}, "control": the controls' largest}.
 """
 import json
 import sys
@@ -11,8 +11,8 @@ import sys
 from once import once                                       # first: it makes the scripts above importable
 import eval_niah
 
-COMMON = ("--heads 2 --layers 2 --L 256 --batch 8 --steps 4000 --lr 4e-3 --dtype fp32 --needles 1 --eval_every 1000 "
-          "--eval_windows 256")
+COMMON = ("--heads 2 --layers 2 --L 256 --batch 8 --steps 4000 --lr 4e-3 --dtype fp32 --needles 1 "
+          "--eval_every 1000 --eval_windows 256")
 
 
 def asked(out):

@@ -111,7 +111,7 @@ def text_runs(arm):
 
 
 def text():
-    """Validation loss, the mean of the seeds; and its difference to rope, or to a run that goes on as rope."""
+    """Validation loss, the mean of the seeds; and its difference to rope, or to one that goes on as rope."""
     rows = []
     for arm in TEXT_ARMS:
         runs, other = text_runs(arm), text_runs("on-as-rope" if arm.startswith("on-") else "rope")
@@ -129,7 +129,7 @@ def lengths():
     seeds = [s for s in runs["rope"] if all(s in runs[pe] for pe in pes)]
     runs = {pe: [runs[pe][s]["lengths"] for s in seeds] for pe in pes}
     for method in runs["rope"][0]:
-        at = {pe: list(zip(*(v[method] for v in runs[pe]))) for pe in pes}         # pe -> for each s the seeds
+        at = {pe: list(zip(*(v[method] for v in runs[pe]))) for pe in pes}        # pe -> for each s the seeds
         pairs = [[a - b for a, b in zip(at[pe][i], (v["none"][i] for v in runs[pe]))] for pe in pes
                  for i in (1, 2, 3)]
         rows.append((method, *(f"{mean(at[pe][i]):.3f}" for pe in pes for i in (1, 2, 3))))

@@ -3,9 +3,9 @@ One run on text in the regime that two slow cores allow: half the default's widt
 
 $ python experiments/text.py lerope 0           experiments/text.sh has all
 
-A run's log ends in what is measured of the trained model: "lengths", the loss past the trained length under every
-scaling; "bands", what the loss rises by without each band; "quarters", how q, k and v spread their norm over the
-bands; "aim", the most weight of a head on n = m and on n = m - 1, and that head's norm by quarter.
+A run's log ends in what is measured of the trained model: "lengths", the loss past the trained length under
+every scaling; "bands", what the loss rises by without each band; "quarters", how q, k and v spread their norm
+over the bands; "aim", the most weight of a head on n = m and on n = m - 1, and that head's norm by quarter.
 """
 import sys
 
@@ -20,7 +20,8 @@ from prope import usage
 from rope import RoPE
 from scaling import METHODS, extend
 
-COMMON = "--heads 2 --layers 2 --L 128 --batch 16 --steps 1000 --lr 4e-3 --dtype fp32 --eval_every 500 --eval_windows 2048"
+COMMON = ("--heads 2 --layers 2 --L 128 --batch 16 --steps 1000 --lr 4e-3 --dtype fp32 --eval_every 500 "
+          "--eval_windows 2048")
 ARMS = {
     "rope": "--pe rope",
     "prope": "--pe prope",
@@ -80,7 +81,8 @@ def measured(out):
              "aim": [(aim[i][h][j].item(), quarters[i, h].tolist()) for j, (i, h) in enumerate(best)]}
     if pe.theta().any():
         loss = losses(model, pe, rows).mean()
-        found["bands"] = [(losses(model, Without(pe, i), rows).mean() - loss).item() for i in range(pe.d // 2)]
+        without = [losses(model, Without(pe, i), rows).mean() for i in range(pe.d // 2)]
+        found["bands"] = (torch.stack(without) - loss).tolist()
     return found
 
 

@@ -382,7 +382,7 @@ def main():
     def micro_steps(rows):
         """x, y and maybe pos (n, L, ..) of a step -> this process's of each micro-step, after their share."""
         targets = (rows[1] >= 0).sum()
-        for part in zip(*(t.split(args.batch) for t in rows)):
+        for part in zip(*(t.split(args.batch * info["L"] // t.shape[1]) for t in rows)):
             part = [t[rank::world].contiguous() for t in part]
             part.insert(0, (part[1] >= 0).sum() * world / targets)
             part = [t.pin_memory() for t in part] if device.type == "cuda" else part

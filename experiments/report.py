@@ -60,6 +60,9 @@ def rates():
                             ("pe_lr", "lerope", ("3e-3", "1e-2", "3e-2"))):
         rows.append((pe, f"`--{flag}` {', '.join(rates)}",
                      ", ".join(f"{lines(f'sweep/{pe}-{flag}{rate}')[-1]['val']:.3f}" for rate in rates)))
+    rates = ("2e-3", "4e-3", "8e-3")
+    rows.append(("rope, by text.sh", f"`--lr` {', '.join(rates)}",
+                 ", ".join(f"{lines(f'text/rope-lr-{rate}-s100')[-2]['val']:.3f}" for rate in rates)))
     return markdown(("`--pe`", "rate", "validation loss"), rows)
 
 
@@ -137,6 +140,17 @@ def lengths():
             signed.append((method, *(f"{mean(d):+.3f} +- {half(d):.3f}" for d in pairs)))
     between = (f"*less none, 95 % interval, {len(seeds)} seeds*", *[""] * 9)
     return markdown(("L' / L", *(f"{pe} {s}" for pe in pes for s in (2, 4, 8))), [*rows, between, *signed])
+
+
+def niah():
+    """Accuracy, the mean of the depths and seeds / of the worst depth, by scaling and L' / L."""
+    rows = []
+    for pe in ("rope", "prope", "lerope", "nope"):
+        runs = [lines(f"niah/{pe}-s{s}")[-1]["niah"] for s in range(3) if there(f"niah/{pe}-s{s}")]
+        for method in runs[0] if runs else ():
+            depths = [list(map(mean, zip(*(run[method][s] for run in runs)))) for s in "1248"]
+            rows.append((pe, method, len(runs), *(f"{mean(v):.2f} / {min(v):.2f}" for v in depths)))
+    return markdown(("`--pe`", "scaling", "seeds", "L", "2 L", "4 L", "8 L"), rows)
 
 
 TABLES = {f.__name__: f for f in (default, rates, grid, ape, text, lengths)}

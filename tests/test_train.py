@@ -218,18 +218,18 @@ def test_needles_are_in_the_training_windows_alone(run, monkeypatch):
 
 
 def test_needles_begin_in_short_windows(run, monkeypatch):
-    """An eighth of the steps each in L/8, L/4 and L/2, of as many tokens, in micro-steps of --batch rows."""
+    """An eighth of the steps each in L/8, L/4 and L/2, of as many tokens."""
     forward, seen = train.GPT.forward, []
 
     def spy(self, x, y=None, pos=None):
-        seen.append(x.shape[1] if y is not None else 0)
+        seen.append(tuple(x.shape) if y is not None else None)
         return forward(self, x, y, pos)
     monkeypatch.setattr(train.GPT, "forward", spy)
     run("--steps", 16, "--L", 128, "--needles", 1)
-    assert [n for n in seen if n] == 16 * [16] + 8 * [32] + 4 * [64] + 10 * [128]
+    assert [n for n in seen if n] == 2 * [(32, 16)] + 2 * [(16, 32)] + 2 * [(8, 64)] + 10 * [(4, 128)]
     seen.clear()
     run("--steps", 16, "--L", 128, out="text")
-    assert [n for n in seen if n] == 16 * [128]
+    assert [n for n in seen if n] == 16 * [(4, 128)]
 
 
 def test_accumulation_on_a_task_weighs_each_micro_step_by_its_targets(run):

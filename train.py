@@ -200,7 +200,7 @@ def flags():
                    "folder, 'path/*_train_*.bin', fineweb:N (shards of 100M tokens), or a task of tasks.py")
     g.add_argument("--tokenizer", choices=tokenizers, help="if not given, bytes for text and gpt2 for .bin")
     g.add_argument("--L", type=count, default=256, help="length of a window; a task has its own")
-    g.add_argument("--needles", type=fraction, default=0.0, help="share of windows with needles, at first short")
+    g.add_argument("--needles", type=fraction, default=0.0, help="share of windows with needles in them")
     g = ap.add_argument_group("optimisation")
     g.add_argument("--steps", type=count, default=1600, help="optimiser steps")
     g.add_argument("--batch", type=count, default=16, help="windows a micro-step, over all processes")

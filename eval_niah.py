@@ -5,9 +5,7 @@ eval_niah.py: needle in a haystack: is a token found again, at any depth and pas
     query    key             the prompt's last token, a verbatim prefix of the needle: the value follows
 
 Keys and values are ids that text hardly has: the 16 below end-of-text are values, the 16 below those keys (of
-bytes: 240..255 and 224..239, which no ASCII text has). Each row and each prompt pairs them anew: there is
-no table to learn by heart. Pairs kept from training would only do harm: a model learns that they never come,
-and does not guess them.
+bytes: 240..255 and 224..239, which no ASCII text has). Each row and each prompt pairs them anew.
 
     plant      rows (n, L + 1) of training text, needles in a share of them: up to two fifths of the tokens
                are pairs, few or many, each met two to four times at random places: every repeat is a query
@@ -32,12 +30,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
+K = 16                                                      # symbols: so many keys, so many values
+
 
 def draw(n, pairs, rng, vocab):
-    """n rows of keys and of values, (n, pairs) each, none twice in a row: at most 16 pairs."""
-    symbols = np.tile(np.arange(16), (n, 1))
+    """n rows of keys and of values, (n, pairs) each, none twice in a row: at most K pairs."""
+    symbols = np.tile(np.arange(K), (n, 1))
     keys, values = (rng.permuted(symbols, axis=1)[:, :pairs] for _ in range(2))
-    return keys + vocab - 33, values + vocab - 17
+    return keys + vocab - 1 - 2 * K, values + vocab - 1 - K
 
 
 def plant(rows, share, rng, vocab):
@@ -47,8 +47,8 @@ def plant(rows, share, rng, vocab):
     if not 0 <= share <= 1 or W < 9:
         raise ValueError(f"needles in a share of {share} of rows of {W} tokens: the share must be in [0, 1], "
                          "and a row have 9 tokens or more")
-    S = max(2, min(W // 5, 64))                             # places in a row for needles and queries
-    most = min(S // 2, 16)
+    S = max(2, min(W // 5, 4 * K))                          # places in a row for needles and queries
+    most = min(S // 2, K)
     keys, values = draw(n, most, rng, vocab)
     pairs = rng.integers(min(2, most), most, (n, 1), endpoint=True)
     met = rng.integers(2, np.clip(S // pairs, 2, 4), (n, 1), endpoint=True)        # times, each pair of a row
@@ -68,7 +68,7 @@ def needle(text, L, depth, distractors, rng, vocab):
         raise ValueError(f"--distractors {distractors}: not sure to find room in {L} tokens; ask for fewer")
     start, at, free = rng.integers(len(text) - L + 1), round(depth * (L - 3)), np.arange(L - 2)
     control = text[start:start + L].astype(np.int64)
-    control -= 32 * ((control >= vocab - 33) & (control < vocab - 1))               # stray keys and values
+    control -= 2 * K * ((control >= vocab - 1 - 2 * K) & (control < vocab - 1))     # stray keys and values
     (key, *keys), (value, *values) = (ids[0] for ids in draw(1, 1 + distractors, rng, vocab))
     control[-1], last = key, at
     for pair in zip(keys, values):
@@ -160,7 +160,7 @@ def main():
     ap.add_argument("--trials", type=count, default=20, help="prompts for each length and depth")
     ap.add_argument("--scaling", default="none,linear,ntk,ntk_by_parts,yarn", help="of " + ", ".join(known))
     ap.add_argument("--form", choices=("needle", "passkey"), default="needle", help="passkey: for text only")
-    ap.add_argument("--distractors", type=number(int, 0, 15, 3), default=3, help="other needles in a prompt")
+    ap.add_argument("--distractors", type=number(int, 0, K - 1, 3), default=3, help="other needles, to confuse")
     ap.add_argument("--data", default="python", help="where the haystack comes from, as in train.py")
     ap.add_argument("--seed", type=number(int, 0, 2**63, 0), default=0, help="of the prompts")
     ap.add_argument("--out", help="JSON lines, one a cell; niah.jsonl in the first run's folder if not given")

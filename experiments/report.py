@@ -30,6 +30,11 @@ def there(name):
     return (LOGS / f"{name}.jsonl").exists()
 
 
+def loss(name):
+    """A run's validation loss at its last evaluation: lines of something else may follow."""
+    return [v["val"] for v in lines(name) if "val" in v][-1]
+
+
 def mean(values):
     return statistics.fmean(values)
 
@@ -56,13 +61,12 @@ def default():
 
 def rates():
     rows = []
-    for flag, pe, rates in (("lr", "rope", ("5e-4", "1e-3", "2e-3")),
-                            ("pe_lr", "lerope", ("3e-3", "1e-2", "3e-2"))):
-        rows.append((pe, f"`--{flag}` {', '.join(rates)}",
-                     ", ".join(f"{lines(f'sweep/{pe}-{flag}{rate}')[-1]['val']:.3f}" for rate in rates)))
-    rates = ("2e-3", "4e-3", "8e-3")
-    rows.append(("rope, by text.sh", f"`--lr` {', '.join(rates)}",
-                 ", ".join(f"{lines(f'text/rope-lr-{rate}-s100')[-2]['val']:.3f}" for rate in rates)))
+    for label, flag, rates, log in (
+            ("rope", "lr", ("5e-4", "1e-3", "2e-3"), "sweep/rope-lr{}"),
+            ("lerope", "pe_lr", ("3e-3", "1e-2", "3e-2"), "sweep/lerope-pe_lr{}"),
+            ("rope, by text.sh", "lr", ("2e-3", "4e-3", "8e-3"), "text/rope-lr-{}-s100")):
+        found = ", ".join(f"{loss(log.format(rate)):.3f}" for rate in rates)
+        rows.append((label, f"`--{flag}` {', '.join(rates)}", found))
     return markdown(("`--pe`", "rate", "validation loss"), rows)
 
 
@@ -107,39 +111,38 @@ def ape():
     return markdown(("task", "seeds", *APE_ARMS), [*rows, between, *signed])
 
 
-def text_runs(arm):
-    """Seed -> a run of text.py: its loss, and what it measured at its end."""
-    runs = {s: lines(f"text/{arm}-s{s}") for s in range(5) if there(f"text/{arm}-s{s}")}
-    return {s: {"val": run[-2]["val"], **run[-1]} for s, run in runs.items()}
+def text_seeds(arm):
+    return [s for s in range(5) if there(f"text/{arm}-s{s}")]
 
 
 def text():
     """Validation loss, the mean of the seeds; and its difference to rope, or to one that goes on as rope."""
     rows = []
-    for arm in TEXT_ARMS:
-        runs, other = text_runs(arm), text_runs("on-as-rope" if arm.startswith("on-") else "rope")
-        pairs = [runs[s]["val"] - other[s]["val"] for s in runs if s in other]
-        if len(pairs) > 1:
-            rows.append((f"`{TEXT_ARMS[arm]}`", len(pairs), f"{mean([v['val'] for v in runs.values()]):.4f}",
-                         f"{mean(pairs):+.4f} +- {half(pairs):.4f}" * any(pairs)))
+    for arm, flags in TEXT_ARMS.items():
+        other = "on-as-rope" if arm.startswith("on-") else "rope"
+        seeds = [s for s in text_seeds(arm) if s in text_seeds(other)]
+        values, others = ([loss(f"text/{name}-s{s}") for s in seeds] for name in (arm, other))
+        pairs = [a - b for a, b in zip(values, others)]
+        if len(seeds) > 1:
+            rows.append((f"`{flags}`", len(seeds), f"{mean(values):.4f}",
+                         f"{mean(pairs):+.4f} +- {half(pairs):.4f}" * (arm != other)))
     return markdown(("flags", "seeds", "validation loss", "less rope, 95 % interval"), rows)
 
 
 def lengths():
     """The loss past the trained length under each scaling; and its difference to no scaling."""
     pes, rows, signed = ("rope", "prope", "lerope"), [], []
-    runs = {pe: text_runs(pe) for pe in pes}
-    seeds = [s for s in runs["rope"] if all(s in runs[pe] for pe in pes)]
-    runs = {pe: [runs[pe][s]["lengths"] for s in seeds] for pe in pes}
-    for method in runs["rope"][0]:
-        at = {pe: list(zip(*(v[method] for v in runs[pe]))) for pe in pes}        # pe -> for each s the seeds
-        pairs = [[a - b for a, b in zip(at[pe][i], (v["none"][i] for v in runs[pe]))] for pe in pes
-                 for i in (1, 2, 3)]
-        rows.append((method, *(f"{mean(at[pe][i]):.3f}" for pe in pes for i in (1, 2, 3))))
+    seeds = [s for s in range(5) if all(s in text_seeds(pe) for pe in pes)]
+    found = {pe: [lines(f"text/{pe}-s{s}")[-1]["lengths"] for s in seeds] for pe in pes}
+    columns = [(pe, i) for pe in pes for i in (1, 2, 3)]                            # i: L' / L = 2^i
+    for method in found["rope"][0]:
+        values, plain = ([[run[m][i] for run in found[pe]] for pe, i in columns] for m in (method, "none"))
+        rows.append((method, *(f"{mean(v):.3f}" for v in values)))
         if method != "none":
+            pairs = [[a - b for a, b in zip(v, w)] for v, w in zip(values, plain)]
             signed.append((method, *(f"{mean(d):+.3f} +- {half(d):.3f}" for d in pairs)))
-    between = (f"*less none, 95 % interval, {len(seeds)} seeds*", *[""] * 9)
-    return markdown(("L' / L", *(f"{pe} {s}" for pe in pes for s in (2, 4, 8))), [*rows, between, *signed])
+    between = (f"*less none, 95 % interval, {len(seeds)} seeds*", *[""] * len(columns))
+    return markdown(("L' / L", *(f"{pe} {2 ** i}" for pe, i in columns)), [*rows, between, *signed])
 
 
 def niah():

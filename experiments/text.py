@@ -54,10 +54,10 @@ class LinearLeRoPE(RoPE):
 
 
 @torch.no_grad()
-def lengths(model, val, windows=64):
-    """scaling -> nats a token over the last L tokens of windows of L, 2 L, 4 L and 8 L that end alike."""
+def lengths(model, val, n=64):
+    """scaling -> nats a token over the last L tokens of n windows of L, 2 L, 4 L and 8 L that end alike."""
     pe, L, found = model.pe, model.config["L"], {}
-    ends = torch.linspace(8 * L, len(val) - 1, windows).long().tolist()
+    ends = torch.linspace(8 * L, len(val) - 1, n).long().tolist()
     for method in ["none", *METHODS][:-1] if pe.theta().any() else ["none"]:
         found[method] = []
         for s in (1, 2, 4, 8):

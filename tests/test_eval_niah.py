@@ -51,7 +51,7 @@ def pairs_of(row, vocab=V):
 @pytest.mark.parametrize("vocab", (257, 50257))
 @pytest.mark.parametrize("W", (9, 17, 33, 65, 257, 1025))
 def test_every_repeat_of_a_key_has_its_value(W, vocab):
-    numbers = set()
+    numbers, shares = set(), []
     for row in plant(np.full((20, W), 32), 1, seeded(W), vocab):
         values, times = {}, {}
         for _, key, value in pairs_of(row, vocab):
@@ -59,8 +59,10 @@ def test_every_repeat_of_a_key_has_its_value(W, vocab):
             times[key] = times.get(key, 0) + 1
         assert len(set(values.values())) == len(values)                 # no value has two keys
         assert len(set(times.values())) == 1 and 2 <= min(times.values()) <= 4      # each has a query
-        assert 2 * sum(times.values()) <= max(4, 0.4 * W)
+        shares.append(2 * sum(times.values()) / W)
+        assert shares[-1] <= max(4 / W, 0.4)
         numbers.add(len(values))
+    assert not 64 <= W < 300 or 0.17 < sum(shares) / len(shares) < 0.4
     assert W < 200 or min(numbers) < 5 and max(numbers) > 13            # rows of few pairs and of many
 
 
@@ -73,7 +75,7 @@ def test_planting_keeps_what_it_does_not_overwrite_and_its_input():
         kept = np.ones(130, dtype=bool)
         for place, _, _ in pairs_of(new):
             kept[place:place + 2] = False
-        assert 78 <= kept.sum() <= 126 and np.array_equal(new[kept], old[kept])
+        assert 78 <= kept.sum() <= 122 and np.array_equal(new[kept], old[kept])
 
 
 def test_planting_is_a_function_of_the_generator():

@@ -160,7 +160,7 @@ def main():
     ap.add_argument("--trials", type=count, default=20, help="prompts for each length and depth")
     ap.add_argument("--scaling", default="none,linear,ntk,ntk_by_parts,yarn", help="of " + ", ".join(known))
     ap.add_argument("--form", choices=("needle", "passkey"), default="needle", help="passkey: for text only")
-    ap.add_argument("--distractors", type=number(int, 0, K - 1, 3), default=3, help="other needles, to confuse")
+    ap.add_argument("--distractors", type=number(int, 0, K - 1, 3), default=3, help="needles beside the one")
     ap.add_argument("--data", default="python", help="where the haystack comes from, as in train.py")
     ap.add_argument("--seed", type=number(int, 0, 2**63, 0), default=0, help="of the prompts")
     ap.add_argument("--out", help="JSON lines, one a cell; niah.jsonl in the first run's folder if not given")

@@ -11,8 +11,8 @@ import sys
 from once import once                                       # first: it makes the scripts above importable
 import eval_niah
 
-COMMON = ("--heads 2 --layers 2 --L 128 --batch 16 --steps 4000 --lr 4e-3 --dtype fp32 --needles 1 "
-          "--eval_every 1000 --eval_windows 256")
+COMMON = ("--heads 2 --layers 2 --L 128 --batch 16 --steps 8000 --lr 4e-3 --dtype fp32 --needles 1 "
+          "--eval_every 2000 --eval_windows 256")
 
 
 def asked(out):

@@ -145,17 +145,6 @@ def lengths():
     return markdown(("L' / L", *(f"{pe} {2 ** i}" for pe, i in columns)), [*rows, between, *signed])
 
 
-def niah():
-    """Accuracy, the mean of the depths and seeds / of the worst depth, by scaling and L' / L."""
-    rows = []
-    for pe in ("rope", "prope", "lerope", "nope"):
-        runs = [lines(f"niah/{pe}-s{s}")[-1]["niah"] for s in range(3) if there(f"niah/{pe}-s{s}")]
-        for method in runs[0] if runs else ():
-            depths = [list(map(mean, zip(*(run[method][s] for run in runs)))) for s in "1248"]
-            rows.append((pe, method, len(runs), *(f"{mean(v):.2f} / {min(v):.2f}" for v in depths)))
-    return markdown(("`--pe`", "scaling", "seeds", "L", "2 L", "4 L", "8 L"), rows)
-
-
 TABLES = {f.__name__: f for f in (default, rates, grid, ape, text, lengths)}
 
 
